@@ -1,0 +1,42 @@
+"""The ``bamboo`` command.
+
+Each subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int``. It is
+imported only when it is asked for, so that ``bamboo run`` and ``bamboo schedule`` start without
+torch.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from megatron_bamboo.errors import UserError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("megatron_bamboo.agent.run", "train on nodes started on this machine"),
+    "schedule": ("megatron_bamboo.schedule.command", "show a pipeline schedule or a takeover"),
+    "preprocess": ("megatron_bamboo.data.preprocess", "turn JSON lines into .bin and .idx"),
+    "compare": ("megatron_bamboo.observe.compare", "compare two runs bit for bit"),
+}
+
+USER_ERROR_STATUS = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; its exit status, 2 for input that the user can mend."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    parser = argparse.ArgumentParser(prog="bamboo", description=__doc__.splitlines()[0])
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module_name, help_text) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=help_text)
+        if name == chosen:
+            module = importlib.import_module(module_name)
+            module.add_arguments(subparser)
+            subparser.set_defaults(run_command=module.run)
+    args = parser.parse_args(arguments)
+    try:
+        return int(args.run_command(args))
+    except UserError as error:
+        print(f"bamboo {args.command}: {error}", file=sys.stderr)
+        return USER_ERROR_STATUS

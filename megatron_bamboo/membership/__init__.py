@@ -1,0 +1,1 @@
+"""Who lives, and the small store that everyone agrees through."""

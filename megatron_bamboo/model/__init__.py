@@ -1,0 +1,1 @@
+"""The only door to Megatron's models, optimizers and schedulers."""

@@ -1,0 +1,1 @@
+"""What happened: events, and the comparison of two runs."""

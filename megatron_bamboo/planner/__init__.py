@@ -1,0 +1,1 @@
+"""Who holds and runs what, from one epoch on: pure functions over plans."""

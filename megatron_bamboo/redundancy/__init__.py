@@ -1,0 +1,1 @@
+"""Replicas of the successor's stage."""

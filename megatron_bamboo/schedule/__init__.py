@@ -1,0 +1,1 @@
+"""The schedule as data: pure passes over lists of actions."""
