@@ -1,0 +1,144 @@
+"""Packed training samples, served by Megatron-core's ``GPTDataset``.
+
+Megatron-core builds three index files (document order, sample boundaries, shuffle) the first time
+a dataset is opened, and its rank 0 does so while the others wait in a barrier. Here no worker is
+special and there is no world group: ``prepare_train_dataset`` builds the indices once before any
+worker starts, and ``build_train_dataset`` only loads them. What sample ``i`` holds depends on the
+files, the seed, the sequence length and the number of samples asked for: never on a layout.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from megatron_bamboo.data.data_files import check_data_files
+from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
+from megatron_bamboo.errors import UserError
+from megatron_bamboo.quiet import quiet_megatron_import
+
+with quiet_megatron_import():
+    from megatron.core.datasets.blended_megatron_dataset_builder import (
+        BlendedMegatronDatasetBuilder,
+    )
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+Sample = dict[str, torch.Tensor]
+Batch = dict[str, torch.Tensor]
+
+CACHE_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TrainDataOptions:
+    """What decides the content of the training samples, and where the indices are kept."""
+
+    data_path: str  # the prefix: files are data_path + ".bin" and ".idx"
+    sequence_length: int
+    seed: int
+    num_samples: int  # train iterations times global batch size
+    split: str = "969,30,1"  # weights of train, validation and test, by documents
+    cache_path: str | None = None  # beside the data if None
+    create_attention_mask: bool = False
+
+    def cache_folder(self) -> Path:
+        """A folder of its own for each thing that the indices depend on."""
+        digest = hashlib.sha256(Path(f"{self.data_path}.idx").read_bytes()).hexdigest()
+        key = (CACHE_FORMAT, self.data_path, digest, self.sequence_length, self.seed)
+        text = json.dumps([*key, self.num_samples, self.split])
+        root = Path(self.cache_path) if self.cache_path else Path(f"{self.data_path}_cache")
+        return root / hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def prepare_train_dataset(options: TrainDataOptions, tokenizer: GPT2BPETokenizer) -> int:
+    """Check the data and build its indices unless they are there; the number of samples.
+
+    The indices are built in a scratch folder and renamed, so that a folder under its final name
+    is whole even if several jobs prepare at once or one is killed.
+    """
+    check_data_files(options.data_path, options.split, options.sequence_length, tokenizer)
+    folder = options.cache_folder()
+    if not folder.is_dir():
+        with _scratch_folder(folder) as scratch:
+            _open_dataset(options, tokenizer, scratch)
+            _rename_unless_there(scratch, folder)
+    return len(build_train_dataset(options, tokenizer))
+
+
+def build_train_dataset(options: TrainDataOptions, tokenizer: GPT2BPETokenizer) -> GPTDataset:
+    """Open the training samples with the indices that ``prepare_train_dataset`` built.
+
+    Needs no process group; with a default group of size 1 it works as well.
+    """
+    folder = options.cache_folder()
+    if not folder.is_dir():
+        raise UserError(f"the indices of {options.data_path} are not prepared: no {folder}")
+    return _open_dataset(options, tokenizer, folder)
+
+
+def collate(samples: Iterable[Sample]) -> Batch:
+    """Stack samples as Megatron's get_batch sees them: tokens, labels, loss_mask, position_ids.
+
+    With an attention mask in the samples its shape is (batch, 1, sequence, sequence).
+    """
+    chosen = list(samples)
+    assert chosen, "a microbatch has at least one sample"
+    return {name: torch.stack([sample[name] for sample in chosen]) for name in chosen[0]}
+
+
+def read_microbatch(dataset: GPTDataset, indices: Sequence[int]) -> Batch:
+    """One microbatch: the samples of these indices."""
+    return collate(dataset[index] for index in indices)
+
+
+def _open_dataset(
+    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, cache_folder: Path
+) -> GPTDataset:
+    config = GPTDatasetConfig(
+        random_seed=options.seed,
+        sequence_length=options.sequence_length,
+        blend=([options.data_path], None),
+        split=options.split,
+        path_to_cache=str(cache_folder),
+        tokenizer=tokenizer,
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=options.create_attention_mask,
+    )
+    # The builder makes every split that the matrix names; only the training split is read.
+    config.split_matrix = [config.split_matrix[0], None, None]
+    sizes = [options.num_samples, None, None]
+    builder = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config)
+    return builder.build()[0]
+
+
+@contextmanager
+def _scratch_folder(final: Path) -> Iterator[Path]:
+    scratch = final.with_name(f".{final.name}-{secrets.token_hex(8)}")
+    try:
+        scratch.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write indices to {final.parent} ({error.strerror}); "
+            "name another folder with --data-cache-path"
+        ) from error
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _rename_unless_there(scratch: Path, final: Path) -> None:
+    try:
+        os.rename(scratch, final)
+    except OSError:
+        if not final.is_dir():  # otherwise another job was faster, with the same content
+            raise

@@ -1,0 +1,163 @@
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from prepared_data import Prepared
+
+from megatron_bamboo.data.gpt_dataset import (
+    TrainDataOptions,
+    build_train_dataset,
+    prepare_train_dataset,
+    read_microbatch,
+)
+from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
+from megatron_bamboo.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def tokenizer(prepared: Prepared) -> GPT2BPETokenizer:
+    return GPT2BPETokenizer(prepared.vocab_file, prepared.merge_file)
+
+
+@pytest.fixture
+def options(prepared: Prepared, tmp_path: Path) -> TrainDataOptions:
+    return TrainDataOptions(
+        prepared.data_path,
+        sequence_length=32,
+        seed=1234,
+        num_samples=200,
+        split="100,0,0",
+        cache_path=str(tmp_path / "cache"),
+    )
+
+
+def test_a_microbatch_is_what_get_batch_gives(
+    options: TrainDataOptions, tokenizer: GPT2BPETokenizer
+) -> None:
+    assert prepare_train_dataset(options, tokenizer) >= 200
+    batch = read_microbatch(build_train_dataset(options, tokenizer), range(4, 7))
+    assert set(batch) == {"tokens", "labels", "loss_mask", "position_ids"}
+    assert {value.shape for value in batch.values()} == {(3, 32)}
+    assert torch.equal(batch["tokens"][:, 1:], batch["labels"][:, :-1])
+    assert torch.equal(batch["position_ids"][2], torch.arange(32))
+    assert batch["loss_mask"].dtype == torch.float32 and bool((batch["loss_mask"] == 1).all())
+
+
+def test_an_attention_mask_comes_only_if_asked_for(
+    options: TrainDataOptions, tokenizer: GPT2BPETokenizer
+) -> None:
+    prepare_train_dataset(options, tokenizer)
+    masked = build_train_dataset(replace(options, create_attention_mask=True), tokenizer)
+    mask = read_microbatch(masked, range(2))["attention_mask"]
+    assert mask.shape == (2, 1, 32, 32)
+    assert torch.equal(mask[1, 0], torch.ones(32, 32).triu(1).bool())  # true where hidden
+
+
+def test_samples_depend_on_the_seed_alone(
+    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, tmp_path: Path
+) -> None:
+    def tokens(**changes: object) -> torch.Tensor:
+        changed = replace(options, **changes)
+        prepare_train_dataset(changed, tokenizer)
+        torch.rand(1)  # no generator's state enters
+        return read_microbatch(build_train_dataset(changed, tokenizer), range(50))["tokens"]
+
+    assert torch.equal(tokens(), tokens(cache_path=str(tmp_path / "other")))
+    assert not torch.equal(tokens(), tokens(seed=1235))
+
+
+def times_of_files(options: TrainDataOptions) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in Path(options.cache_path or "").rglob("*")}
+
+
+def test_workers_only_load(options: TrainDataOptions, tokenizer: GPT2BPETokenizer) -> None:
+    with pytest.raises(UserError, match="not prepared"):
+        build_train_dataset(options, tokenizer)
+    prepare_train_dataset(options, tokenizer)
+    before = times_of_files(options)
+    build_train_dataset(options, tokenizer)
+    prepare_train_dataset(options, tokenizer)
+    assert times_of_files(options) == before
+    assert not [path for path in before if path.name.startswith(".")]
+
+
+def test_new_data_under_an_old_name_gets_new_indices(
+    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, prepared: Prepared, tmp_path: Path
+) -> None:
+    moved = replace(options, data_path=str(tmp_path / "data"))
+    for suffix in (".bin", ".idx"):
+        shutil.copy(prepared.data_path + suffix, moved.data_path + suffix)
+    prepare_train_dataset(moved, tokenizer)
+    corpus = tmp_path / "other.jsonl"
+    corpus.write_text('{"text": "%s"}\n' % ("another text " * 50), encoding="utf-8")
+    assert prepared.preprocess(corpus=corpus) == 0
+    for suffix in (".bin", ".idx"):
+        os.replace(tmp_path / f"other_text_document{suffix}", moved.data_path + suffix)
+    with pytest.raises(UserError, match="not prepared"):
+        build_train_dataset(moved, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data_path": "/nowhere/data"}, "no such file: /nowhere/data.bin"),
+        ({"split": "0,1,0"}, "the first above 0"),
+        ({"split": "9:1"}, "three numbers"),
+        ({"split": "1,1000,0"}, "too few for one sample"),
+        ({"sequence_length": 100_000}, "too few for one sample"),
+    ],
+)
+def test_bad_options_are_one_line(
+    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        prepare_train_dataset(replace(options, **changes), tokenizer)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "size", "message"),
+    [
+        (".bin", 100, "bin has 100 bytes"),
+        (".bin", 0, "is empty"),
+        (".idx", 40, "cut short"),
+        (".idx", 20, "cut short"),
+        (".idx", 0, "is not an index"),
+    ],
+)
+def test_truncated_files_are_refused(
+    options: TrainDataOptions,
+    tokenizer: GPT2BPETokenizer,
+    prepared: Prepared,
+    tmp_path: Path,
+    suffix: str,
+    size: int,
+    message: str,
+) -> None:
+    broken = replace(options, data_path=str(tmp_path / "data"))
+    for name in (".bin", ".idx"):
+        shutil.copy(prepared.data_path + name, broken.data_path + name)
+    os.truncate(broken.data_path + suffix, size)
+    with pytest.raises(UserError, match=message):
+        prepare_train_dataset(broken, tokenizer)
+
+
+def test_tokens_of_another_vocabulary_are_refused(
+    options: TrainDataOptions, prepared: Prepared
+) -> None:
+    tokenizer = GPT2BPETokenizer(prepared.vocab_file, prepared.merge_file)
+    smallest = {token: number for token, number in tokenizer.vocab.items() if number < 50}
+    tokenizer._inverse = {number: token for token, number in smallest.items()}
+    with pytest.raises(UserError, match="another --vocab-file"):
+        prepare_train_dataset(options, tokenizer)
+
+
+def test_an_unwritable_cache_is_one_line(
+    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="--data-cache-path"):
+        prepare_train_dataset(replace(options, cache_path=str(tmp_path / "file")), tokenizer)
