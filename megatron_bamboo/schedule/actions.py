@@ -1,0 +1,110 @@
+"""One thing a worker does in an iteration, with an exact text form.
+
+Schedules are generated, changed, validated, simulated, drawn, logged and executed as lists of
+these actions. The text form is the one users write (``--inject node5@iter7:2.0B3``) and logs
+hold, so it parses back to the same action and nothing else parses.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import total_ordering
+from typing import Self
+
+
+class Op(StrEnum):
+    """What is done. Members that move data name their pair."""
+
+    # Forward of one microbatch through the layers of a stage's chunk. Its pair is B.
+    F = "F"
+    # Backward of one microbatch; adds to the gradients. Its pair is F.
+    B = "B"
+    # Redundant forward, on the replica of a stage. The primary's F is its pair: same input, same
+    # bits. After a takeover it counts as that F.
+    RF = "RF"
+    # Sends a stage's output to the next virtual stage, which runs RECV_F.
+    SEND_F = "SEND_F"
+    # Waits for a stage's input, which the previous virtual stage sends with SEND_F.
+    RECV_F = "RECV_F"
+    # Sends the gradient of a stage's input to the previous virtual stage, which runs RECV_B.
+    SEND_B = "SEND_B"
+    # Waits for the gradient of a stage's output, which the next virtual stage sends with SEND_B.
+    RECV_B = "RECV_B"
+    # Reduces a stage's gradients over the pipelines, out of place.
+    REDUCE = "REDUCE"
+    # Sends a role's reduced gradient of the tied embedding to the worker of the other role, whose
+    # TIE receives it.
+    SEND_TIE = "SEND_TIE"
+    # Adds the reduced gradients of the tied embedding's two roles; receives what is not local.
+    TIE = "TIE"
+    # Sends a stage's final gradient to the worker of its replica, which runs RECV_REFRESH.
+    SEND_REFRESH = "SEND_REFRESH"
+    # Waits for the final gradient of a stage whose replica this worker holds (SEND_REFRESH).
+    RECV_REFRESH = "RECV_REFRESH"
+    # Agrees with all live workers that the step is applied; its stage is the worker's rank.
+    COMMIT = "COMMIT"
+    # Applies the step to all that the worker holds, purely locally; its stage is the rank.
+    STEP = "STEP"
+
+
+COMPUTE_OPS = frozenset({Op.F, Op.B, Op.RF})
+SEND_OPS = frozenset({Op.SEND_F, Op.SEND_B})
+RECEIVE_OPS = frozenset({Op.RECV_F, Op.RECV_B})
+TAIL_OPS = frozenset(Op) - COMPUTE_OPS - SEND_OPS - RECEIVE_OPS
+_OP_ORDER = {op: place for place, op in enumerate(Op)}
+
+_NUMBER = "(0|[1-9][0-9]*)"
+_MICROBATCH_NAMES = "|".join(op for op in Op if op not in TAIL_OPS)
+_TAIL_NAMES = "|".join(op for op in Op if op in TAIL_OPS)
+_MICROBATCH_FORM = re.compile(rf"{_NUMBER}\.{_NUMBER}({_MICROBATCH_NAMES}){_NUMBER}")
+_TAIL_FORM = re.compile(rf"{_NUMBER}({_TAIL_NAMES})")
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One operation of one stage; tail ops have neither chunk nor microbatch."""
+
+    stage: int
+    chunk: int | None
+    op: Op
+    microbatch: int | None
+
+    def __post_init__(self) -> None:
+        absent = (self.chunk is None, self.microbatch is None)
+        is_tail = self.op in TAIL_OPS
+        assert absent == (is_tail, is_tail), f"{self.op} with {self.chunk}, {self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The action whose text form is exactly ``text``."""
+        if found := _MICROBATCH_FORM.fullmatch(text):
+            stage, chunk, op, microbatch = found.groups()
+            return cls(int(stage), int(chunk), Op(op), int(microbatch))
+        if found := _TAIL_FORM.fullmatch(text):
+            stage, op = found.groups()
+            return cls(int(stage), None, Op(op), None)
+        raise ValueError(
+            f"{text!r} is no action: write STAGE.CHUNK OP MICROBATCH without spaces, like 2.0B3 or "
+            f"1.0SEND_F2, with OP one of {_MICROBATCH_NAMES.replace('|', ', ')}; or STAGE OP, like "
+            f"2REDUCE, with OP one of {_TAIL_NAMES.replace('|', ', ')}"
+        )
+
+    def __str__(self) -> str:
+        if self.op in TAIL_OPS:
+            return f"{self.stage}{self.op}"
+        return f"{self.stage}.{self.chunk}{self.op}{self.microbatch}"
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, Action):
+            return NotImplemented
+        return self._sort_key() < other._sort_key()
+
+    def _sort_key(self) -> tuple[int, int, int, int]:
+        chunk = -1 if self.chunk is None else self.chunk
+        microbatch = -1 if self.microbatch is None else self.microbatch
+        return (self.stage, chunk, _OP_ORDER[self.op], microbatch)
+
+    def with_op(self, op: Op) -> "Action":
+        """The same stage, chunk and microbatch with another operation."""
+        return Action(self.stage, self.chunk, op, self.microbatch)

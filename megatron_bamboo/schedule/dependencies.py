@@ -1,0 +1,90 @@
+"""What must have happened before an action can run.
+
+One answer for the validator, the simulator and the order of a takeover.
+"""
+
+from megatron_bamboo.schedule.actions import Action, Op
+from megatron_bamboo.schedule.schedule import NO_ACTIONS, Actions, Schedule
+from megatron_bamboo.schedule.tail import tied_pair
+
+_RECEIVE_BEFORE = {Op.F: Op.RECV_F, Op.B: Op.RECV_B}
+
+
+class Dependencies:
+    """The needs of the actions of one schedule.
+
+    A need that is in no program was met before the programs start (the validator checks that).
+    """
+
+    def __init__(self, schedule: Schedule, received: Actions = NO_ACTIONS) -> None:
+        self.schedule = schedule
+        self.received = received
+        self.present = frozenset(a for program in schedule.programs for a in program)
+
+    def needs(self, action: Action) -> tuple[Action, ...]:
+        """The actions that must be complete before this one can run."""
+        match action.op:
+            case Op.F | Op.RF:
+                return self._input_of(action)
+            case Op.B:
+                return (action.with_op(Op.F), *self._input_of(action))
+            case Op.SEND_F:
+                return (action.with_op(Op.F),)
+            case Op.SEND_B:
+                return (action.with_op(Op.B),)
+            case Op.RECV_F | Op.RECV_B:
+                return (self.schedule.send_of(action),)
+            case _:
+                return self._tail_needs(action)
+
+    def _input_of(self, action: Action) -> tuple[Action, ...]:
+        """The receive of an action's input or, where that is local, its producer."""
+        producer = self.schedule.producer_of(action)
+        if producer is None:
+            return ()
+        if action.op in _RECEIVE_BEFORE:
+            receive = action.with_op(_RECEIVE_BEFORE[action.op])
+            if receive in self.present or receive in self.received:
+                return (receive,)
+        return (producer,)
+
+    def _tail_needs(self, action: Action) -> tuple[Action, ...]:
+        stage = action.stage
+        reduce = Action(stage, None, Op.REDUCE, None)
+        match action.op:
+            case Op.REDUCE:
+                return self._backwards_of(stage)
+            case Op.SEND_TIE:
+                return (reduce,)
+            case Op.TIE:
+                return (reduce, self._other_role(stage))
+            case Op.SEND_REFRESH:
+                tie = Action(stage, None, Op.TIE, None)
+                return (reduce, tie) if tie in self.present else (reduce,)
+            case Op.RECV_REFRESH:
+                return (Action(stage, None, Op.SEND_REFRESH, None),)
+            case Op.COMMIT:
+                return self._before_commit()
+            case _:
+                return (Action(stage, None, Op.COMMIT, None),)
+
+    def _backwards_of(self, stage: int) -> tuple[Action, ...]:
+        return tuple(
+            Action(stage, chunk, Op.B, microbatch)
+            for chunk in range(self.schedule.num_chunks)
+            for microbatch in range(self.schedule.num_microbatches)
+        )
+
+    def _other_role(self, stage: int) -> Action:
+        other = tied_pair(self.schedule, stage)
+        placement = self.schedule.placement
+        is_local = placement[other] == placement[stage]
+        return Action(other, None, Op.REDUCE if is_local else Op.SEND_TIE, None)
+
+    def _before_commit(self) -> tuple[Action, ...]:
+        """The last action of each program before its commit: the commit is a barrier."""
+        needs = []
+        for program in self.schedule.programs:
+            before = [a for a in program if a.op not in (Op.COMMIT, Op.STEP)]
+            needs += before[-1:]
+        return tuple(needs)

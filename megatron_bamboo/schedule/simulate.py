@@ -1,0 +1,88 @@
+"""How long a schedule takes, played with given costs.
+
+Sends cost their worker no time and arrive after ``latency``; a receive blocks until then. So the
+idle time of the simulation is that of the schedule itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from megatron_bamboo.schedule.actions import RECEIVE_OPS, Action, Op
+from megatron_bamboo.schedule.dependencies import Dependencies
+from megatron_bamboo.schedule.play import Timed, play
+from megatron_bamboo.schedule.schedule import NO_ACTIONS, Actions, Schedule
+
+PerStage = float | tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds, or any other unit, of one microbatch: one number, or one a stage."""
+
+    forward: PerStage = 1.0
+    backward: PerStage = 2.0
+    latency: float = 0.0
+
+    def of(self, action: Action) -> float:
+        """The time an action takes its worker."""
+        match action.op:
+            case Op.F | Op.RF:
+                return _at(self.forward, action.stage)
+            case Op.B:
+                return _at(self.backward, action.stage)
+            case _:
+                return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Start and end of each action, by rank."""
+
+    rows: tuple[tuple[Timed, ...], ...]
+
+    @property
+    def makespan(self) -> float:
+        """When the last action ends."""
+        return max((row[-1].end for row in self.rows if row), default=0.0)
+
+    def busy(self, rank: int) -> float:
+        """The time that a rank computes."""
+        return sum(timed.end - timed.start for timed in self.rows[rank])
+
+    def idle(self, rank: int) -> float:
+        """The time that a rank does not compute before the last action of all ranks ends."""
+        return self.makespan - self.busy(rank)
+
+
+def simulate(
+    schedule: Schedule,
+    costs: Costs,
+    received: Actions = NO_ACTIONS,
+    free_at: Sequence[float] = (),
+) -> Timeline:
+    """The schedule played from time 0, or with each rank free from ``free_at[rank]`` on.
+
+    ``received``: messages that had arrived before. One whose send is in no program is taken to
+    have been under way, so it is there as well.
+    """
+    dependencies = Dependencies(schedule, received)
+
+    def ready_at(action: Action, ends: Mapping[Action, float]) -> float | None:
+        needs = [need for need in dependencies.needs(action) if need in dependencies.present]
+        if not all(need in ends for need in needs):
+            return None
+        latency = costs.latency if action.op in RECEIVE_OPS and needs else 0.0
+        return max((ends[need] for need in needs), default=0.0) + latency
+
+    streams = [(program,) for program in schedule.programs]
+    rows = play(streams, ready_at, costs.of, free_at or [0.0] * len(streams))
+    assert all(map(_is_whole, rows, schedule.programs)), "the schedule deadlocks: validate it"
+    return Timeline(rows)
+
+
+def _is_whole(row: tuple[Timed, ...], program: tuple[Action, ...]) -> bool:
+    return len(row) == len(program)
+
+
+def _at(cost: PerStage, stage: int) -> float:
+    return cost[stage] if isinstance(cost, tuple) else float(cost)

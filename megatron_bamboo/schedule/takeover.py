@@ -1,0 +1,125 @@
+"""A shadow takes over the stage of a lost worker in the middle of an iteration.
+
+The victim's stage is given to its shadow, what survivors have done counts as done, what remains is
+ordered and lowered again. Nothing that a survivor has computed is thrown away, except that the
+victim's accumulated gradient is gone and so all of its backwards run again.
+
+All survivors call ``take_over`` with the same published progress and so get the same schedule. It
+may be older than the truth: then more remains in the schedule than need be, in an order that still
+holds, and messages that arrive twice are dropped by their receiver.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from megatron_bamboo.schedule.actions import RECEIVE_OPS, SEND_OPS, Action, Op
+from megatron_bamboo.schedule.dependencies import Dependencies
+from megatron_bamboo.schedule.lower import lower, without_messages
+from megatron_bamboo.schedule.one_f_one_b import stage_program
+from megatron_bamboo.schedule.play import play
+from megatron_bamboo.schedule.schedule import (
+    NO_ACTIONS,
+    Actions,
+    Program,
+    Schedule,
+    count_promoted,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one rank has come in the iteration, earlier epochs included.
+
+    ``done``: the F, B, RF, SEND_F and SEND_B that it executed. ``received``: the RECV_F and RECV_B
+    whose message has arrived, consumed or not.
+    """
+
+    done: Actions = NO_ACTIONS
+    received: Actions = NO_ACTIONS
+
+
+def take_over(schedule: Schedule, victim_rank: int, progress: Mapping[int, Progress]) -> Schedule:
+    """What remains for every survivor, lowered; a tail has to be added again.
+
+    ``schedule`` is the one in force in this iteration, whole or what an earlier takeover left.
+    Without progress the result is the schedule of the iterations that follow.
+    """
+    placed = _give_to_shadow(schedule, victim_rank)
+    known = surviving_progress(schedule, victim_rank, progress)
+    finished = count_promoted(placed, known.done)
+    streams = [
+        _streams_of(schedule, placed, rank, finished) for rank in range(len(placed.programs))
+    ]
+    merged = replace(placed, programs=_merge(placed, streams, known.received))
+    return lower(merged, known.done, known.received)
+
+
+def surviving_progress(
+    schedule: Schedule, victim_rank: int, progress: Mapping[int, Progress]
+) -> Progress:
+    """What still holds of the survivors' progress, together, once the victim is lost.
+
+    ``schedule`` is the one that the victim was lost from. A message sent to the victim is gone. A
+    worker goes on with what this leaves of its own progress, since after a second loss a send from
+    before the first proves nothing.
+    """
+    moved = schedule.stages_of(victim_rank)
+    survivors = set(schedule.live_ranks) - {victim_rank}
+    alive = [made for rank, made in progress.items() if rank in survivors]
+    done = NO_ACTIONS.union(*(made.done for made in alive))
+    received = NO_ACTIONS.union(*(made.received for made in alive))
+    gone = {a for a in done if a.op in SEND_OPS and schedule.receive_of(a).stage in moved}
+    assert all(action.op in RECEIVE_OPS for action in received)
+    return Progress(done - gone, received)
+
+
+def _give_to_shadow(schedule: Schedule, victim_rank: int) -> Schedule:
+    """The placement after the loss, programs unchanged."""
+    moved = schedule.stages_of(victim_rank)
+    if not moved:
+        raise ValueError(f"rank {victim_rank} runs no stage: live are {schedule.live_ranks}")
+    placement = list(schedule.placement)
+    for stage in moved:
+        shadow = schedule.replicas[stage]
+        if shadow is None:
+            raise ValueError(f"stage {stage} has no live replica: rank {victim_rank} alone had it")
+        placement[stage] = shadow
+    replicas = tuple(
+        None if stage in moved or shadow == victim_rank else shadow
+        for stage, shadow in enumerate(schedule.replicas)
+    )
+    return replace(schedule, placement=tuple(placement), replicas=replicas)
+
+
+def _streams_of(
+    schedule: Schedule, placed: Schedule, rank: int, finished: Actions
+) -> tuple[Program, ...]:
+    """What remains for a rank: stages that it takes over first, then its own program."""
+    taken = [s for s in placed.stages_of(rank) if schedule.placement[s] != rank]
+    assert placed.num_chunks == 1 or not taken, "1F1B is the only order known for a stage"
+    moved = [stage_program(s, placed.num_stages, placed.num_microbatches) for s in taken]
+    own = () if rank not in placed.live_ranks else without_messages(schedule.programs[rank])
+    return tuple(
+        tuple(a for a in stream if a not in finished and placed.rank_of(a) == rank)
+        for stream in (*moved, own)
+    )
+
+
+def _merge(
+    placed: Schedule, streams: list[tuple[Program, ...]], received: Actions
+) -> tuple[Program, ...]:
+    """One program a rank, in the order in which the streams would run if all played on."""
+    whole = replace(placed, programs=tuple(sum(own, ()) for own in streams))
+    dependencies = Dependencies(whole, received)
+
+    def ready_at(action: Action, ends: Mapping[Action, float]) -> float | None:
+        needs = [need for need in dependencies.needs(action) if need in dependencies.present]
+        return max((ends[n] for n in needs), default=0) if all(n in ends for n in needs) else None
+
+    def seconds(action: Action) -> float:
+        return 2 if action.op is Op.B else 1
+
+    played = play(streams, ready_at, seconds, [0] * len(streams))
+    programs = tuple(tuple(timed.action for timed in row) for row in played)
+    assert [len(p) for p in programs] == [len(p) for p in whole.programs], "takeover deadlocks"
+    return programs

@@ -1,0 +1,187 @@
+"""Refuses a schedule that would compute something wrong or never end.
+
+A worker runs its program in order, sends without waiting, and blocks in a receive. Under these
+rules the schedule is run here once, symbolically. An error shows the programs around its place.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from megatron_bamboo.schedule.actions import (
+    RECEIVE_OPS,
+    SEND_OPS,
+    TAIL_OPS,
+    Action,
+    Op,
+)
+from megatron_bamboo.schedule.dependencies import Dependencies
+from megatron_bamboo.schedule.render import marked_grid
+from megatron_bamboo.schedule.schedule import NO_ACTIONS, Actions, Schedule, count_promoted
+from megatron_bamboo.schedule.tail import tail_program
+
+_WAITING_OPS = RECEIVE_OPS | {Op.RECV_REFRESH, Op.TIE, Op.COMMIT}
+
+
+class ScheduleError(ValueError):
+    """A schedule that must not be run; the message has a grid with an arrow at the error."""
+
+    def __init__(self, schedule: Schedule, rank: int, place: int, reason: str) -> None:
+        grid = marked_grid(schedule.programs, rank, place)
+        super().__init__(f"rank {rank}, action {place}: {reason}\n{grid}")
+
+
+def validate(
+    schedule: Schedule, done: Actions = NO_ACTIONS, received: Actions = NO_ACTIONS
+) -> None:
+    """Raise ScheduleError unless the lowered schedule completes the iteration.
+
+    ``done`` and ``received`` are what live workers did before, as for ``lower``.
+    """
+    finished = count_promoted(schedule, done)
+    _check_places(schedule)
+    _check_once(schedule, finished | received)
+    _check_complete(schedule, finished)
+    _check_pairs(schedule, finished)
+    _check_backward_order(schedule, finished)
+    _run(schedule, finished, received)
+
+
+def _positions(schedule: Schedule) -> Iterator[tuple[int, int, Action]]:
+    for rank, program in enumerate(schedule.programs):
+        for place, action in enumerate(program):
+            yield rank, place, action
+
+
+def _check_places(schedule: Schedule) -> None:
+    for rank, place, action in _positions(schedule):
+        if not _exists(schedule, action):
+            raise ScheduleError(schedule, rank, place, f"{action} is outside of the schedule")
+        owner = schedule.rank_of(action)
+        if owner != rank:
+            holder = "nobody" if owner is None else f"rank {owner}"
+            raise ScheduleError(schedule, rank, place, f"{action} belongs to {holder}")
+
+
+def _exists(schedule: Schedule, action: Action) -> bool:
+    if action.stage >= schedule.num_stages:
+        return False
+    if action.chunk is None or action.microbatch is None:
+        return True
+    if action.chunk >= schedule.num_chunks or action.microbatch >= schedule.num_microbatches:
+        return False
+    match action.op:
+        case Op.SEND_F | Op.RECV_B:
+            return schedule.downstream(action, Op.F) is not None
+        case Op.RECV_F | Op.SEND_B:
+            return schedule.upstream(action, Op.F) is not None
+        case _:
+            return True
+
+
+def _check_once(schedule: Schedule, before: Actions) -> None:
+    seen: set[Action] = set()
+    for rank, place, action in _positions(schedule):
+        if action in before:
+            raise ScheduleError(schedule, rank, place, f"{action} was done before")
+        if action in seen:
+            raise ScheduleError(schedule, rank, place, f"{action} is there twice")
+        seen.add(action)
+
+
+def _check_complete(schedule: Schedule, finished: Actions) -> None:
+    present = {action for _, _, action in _positions(schedule)}
+    for action in _expected(schedule, present):
+        if action not in present and action not in finished:
+            rank = schedule.rank_of(action)
+            assert rank is not None
+            end = len(schedule.programs[rank])
+            raise ScheduleError(schedule, rank, end, f"{action} is missing")
+
+
+def _expected(schedule: Schedule, present: set[Action]) -> Iterator[Action]:
+    """All forwards and backwards; the whole tail if there is any of it."""
+    for stage in range(schedule.num_stages):
+        for chunk in range(schedule.num_chunks):
+            for microbatch in range(schedule.num_microbatches):
+                yield Action(stage, chunk, Op.F, microbatch)
+                yield Action(stage, chunk, Op.B, microbatch)
+    if any(action.op in TAIL_OPS for action in present):
+        tie = any(action.op in (Op.TIE, Op.SEND_TIE) for action in present)
+        for rank in schedule.live_ranks:
+            yield from tail_program(schedule, rank, tie)
+
+
+def _check_pairs(schedule: Schedule, finished: Actions) -> None:
+    present = {action for _, _, action in _positions(schedule)}
+    for rank, place, action in _positions(schedule):
+        if action.op in SEND_OPS:
+            pair = schedule.receive_of(action)
+            if pair not in present:
+                raise ScheduleError(schedule, rank, place, f"{action} is never received by {pair}")
+        elif action.op in RECEIVE_OPS:
+            pair = schedule.send_of(action)
+            if pair not in present and pair not in finished:
+                raise ScheduleError(schedule, rank, place, f"{action} is never sent by {pair}")
+        else:
+            continue
+        if schedule.rank_of(pair) == rank:
+            raise ScheduleError(schedule, rank, place, f"{pair} is on the same rank")
+
+
+def _check_backward_order(schedule: Schedule, finished: Actions) -> None:
+    """Gradients are summed in ascending order, so that a takeover changes no bit."""
+    done = (action for action in finished if action.op is Op.B)
+    summed = Counter((action.stage, action.chunk) for action in done)
+    for rank, place, action in _positions(schedule):
+        if action.op is Op.B:
+            unit = (action.stage, action.chunk)
+            if action.microbatch != summed[unit]:
+                reason = f"{action} comes where microbatch {summed[unit]} is next"
+                raise ScheduleError(schedule, rank, place, reason)
+            summed[unit] += 1
+
+
+def _run(schedule: Schedule, finished: Actions, received: Actions) -> None:
+    dependencies = Dependencies(schedule, received)
+    complete = set(finished | received)
+    places = [0] * len(schedule.programs)
+    moving = True
+    while moving:
+        moving = False
+        for rank, program in enumerate(schedule.programs):
+            while places[rank] < len(program):
+                needs = dependencies.needs(program[places[rank]])
+                unmet = [need for need in needs if need not in complete]
+                _check_reachable(schedule, rank, places[rank], needs, unmet)
+                if unmet:
+                    break
+                complete.add(program[places[rank]])
+                places[rank] += 1
+                moving = True
+    _check_ended(schedule, places)
+
+
+def _check_reachable(
+    schedule: Schedule, rank: int, place: int, needs: Sequence[Action], unmet: Sequence[Action]
+) -> None:
+    """What a worker needs must be its own and done, but for what it waits for in a message."""
+    action = schedule.programs[rank][place]
+    for need in needs:
+        owner = schedule.rank_of(need)
+        if owner == rank and need in unmet:
+            raise ScheduleError(schedule, rank, place, f"{action} needs {need} before it")
+        if owner != rank and action.op not in _WAITING_OPS:
+            reason = f"{action} needs {need} of rank {owner} and does not receive it"
+            raise ScheduleError(schedule, rank, place, reason)
+
+
+def _check_ended(schedule: Schedule, places: Sequence[int]) -> None:
+    waiting = [
+        (rank, place, program[place])
+        for rank, (place, program) in enumerate(zip(places, schedule.programs, strict=True))
+        if place < len(program)
+    ]
+    if waiting:
+        rank, place, _ = waiting[0]
+        where = ", ".join(f"rank {r} in {action}" for r, _, action in waiting)
+        raise ScheduleError(schedule, rank, place, f"deadlock: waiting are {where}")
