@@ -1,0 +1,170 @@
+"""A worker's way to the embedded store: blocking calls whose deadlines hold.
+
+A silent or stopped server makes a call raise when its time is over, never hang. A broken
+connection is made anew and the call sent again until then: a store that is gone for a moment
+stops no worker. Each thread has a connection of its own, so that one that waits for the next epoch
+never delays another's record.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from megatron_bamboo.membership.frames import (
+    decode_value,
+    encode_frame,
+    encode_value,
+    receive_frame,
+    set_deadline,
+)
+
+RETRY_SECONDS = 0.05
+# A wait ends at the server; this much later the client stops listening for the answer.
+ANSWER_GRACE_SECONDS = 0.5
+
+
+class StoreError(ConnectionError):
+    """The store cannot be used: it was closed here, or a call was lost on the way."""
+
+
+class StoreTimeout(TimeoutError):
+    """A call was not answered, or a key did not appear, within its deadline."""
+
+
+class StoreClient:
+    """The store at ``host:port``; every call ends within ``deadline_seconds`` or its own time."""
+
+    def __init__(self, address: str, deadline_seconds: float) -> None:
+        host, _, port = address.rpartition(":")
+        self._endpoint = (host, int(port))
+        self._address = address
+        self.deadline_seconds = deadline_seconds
+        self._local = threading.local()
+        self._connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def get(self, key: str) -> bytes | None:
+        """The value of a key, None while it has none."""
+        return decode_value(self._call("get", key=key)["value"])
+
+    def set(self, key: str, value: bytes) -> None:
+        """Give a key a value."""
+        self._call("set", key=key, value=encode_value(value))
+
+    def compare_set(self, key: str, expected: bytes | None, desired: bytes) -> bytes | None:
+        """Set a key only if it holds ``expected`` (None: nothing); the value that it holds now.
+
+        The write took place if the answer is ``desired``: compare it.
+        """
+        reply = self._call(
+            "compare_set", key=key, expected=encode_value(expected), desired=encode_value(desired)
+        )
+        return decode_value(reply["value"])
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, from 0; the sum. Never sent twice: a lost answer is a StoreError."""
+        return int(self._call("add", key=key, amount=amount)["number"])
+
+    def wait(self, keys: Iterable[str], timeout_seconds: float | None = None) -> None:
+        """Wait until all keys have values; StoreTimeout names those that have none in time."""
+        timeout = self.deadline_seconds if timeout_seconds is None else timeout_seconds
+        missing = self._wait("wait", timeout, keys=list(keys))["missing"]
+        if missing:
+            raise StoreTimeout(f"wait for {', '.join(missing)}: not there after {timeout:g} s")
+
+    def wait_change(
+        self, key: str, value: bytes | None, timeout_seconds: float | None = None
+    ) -> bytes | None:
+        """Wait until a key's value differs from ``value``; its value then, or ``value`` still
+        when the time is over."""
+        timeout = self.deadline_seconds if timeout_seconds is None else timeout_seconds
+        reply = self._wait("wait_change", timeout, key=key, value=encode_value(value))
+        return decode_value(reply["value"])
+
+    def delete(self, key: str) -> bool:
+        """Remove a key; whether it was there."""
+        return bool(self._call("delete", key=key)["deleted"])
+
+    def count(self, prefix: str) -> int:
+        """How many keys begin with ``prefix``."""
+        return int(self._call("count", key=prefix)["number"])
+
+    def delete_prefix(self, prefix: str) -> int:
+        """Remove all keys that begin with ``prefix``; how many there were."""
+        return int(self._call("delete_prefix", key=prefix)["number"])
+
+    def filenos(self) -> frozenset[int]:
+        """The descriptors of all threads' connections."""
+        with self._lock:
+            return frozenset(c.fileno() for c in self._connections if c.fileno() >= 0)
+
+    def close(self) -> None:
+        """End all connections; calls under way in other threads raise StoreError."""
+        with self._lock:
+            self._closed = True
+            for connection in list(self._connections):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _call(self, op: str, **fields: Any) -> dict[str, Any]:
+        return self._exchange({"op": op} | fields, self.deadline_seconds)
+
+    def _wait(self, op: str, timeout_seconds: float, **fields: Any) -> dict[str, Any]:
+        request = {"op": op, "timeout": timeout_seconds} | fields
+        return self._exchange(request, timeout_seconds + ANSWER_GRACE_SECONDS)
+
+    def _exchange(self, request: Mapping[str, Any], deadline_seconds: float) -> dict[str, Any]:
+        frame = encode_frame(request)
+        until = time.monotonic() + deadline_seconds
+        what = f"{request['op']} {request.get('key', request.get('keys'))}"
+        while True:
+            try:
+                reply = self._send(frame, until)
+                break
+            except TimeoutError:
+                self._drop()
+                raise StoreTimeout(
+                    f"{what}: the store at {self._address} did not answer "
+                    f"within {deadline_seconds:g} s"
+                ) from None
+            except OSError as error:
+                self._drop()
+                if self._closed or request["op"] == "add":
+                    raise StoreError(f"{what}: {error}") from error
+                time.sleep(RETRY_SECONDS)
+        if "error" in reply:
+            raise ValueError(f"{what}: {reply['error']}")
+        return reply
+
+    def _send(self, frame: bytes, until: float) -> dict[str, Any]:
+        connection = self._connection(until)
+        set_deadline(connection, until)
+        connection.sendall(frame)
+        return receive_frame(connection, until)
+
+    def _connection(self, until: float) -> socket.socket:
+        if self._closed:
+            raise StoreError("the store client is closed")
+        connection: socket.socket | None = getattr(self._local, "connection", None)
+        if connection is None:
+            remaining = until - time.monotonic()
+            if remaining <= 0:
+                raise TimeoutError
+            connection = socket.create_connection(self._endpoint, timeout=remaining)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._local.connection = connection
+            with self._lock:
+                self._connections.add(connection)
+        return connection
+
+    def _drop(self) -> None:
+        connection: socket.socket | None = self._local.__dict__.pop("connection", None)
+        if connection is not None:
+            with self._lock:
+                self._connections.discard(connection)
+                connection.close()

@@ -1,0 +1,183 @@
+"""The embedded store: a small key-value service in the coordinator's event loop.
+
+Workers reach it for records, plans and the rendezvous of their process groups; agents keep one
+connection each open with ``hello``, whose end tells the coordinator at once that a node is gone.
+A frame that makes no sense closes its own connection and harms nobody else.
+"""
+
+import asyncio
+import binascii
+import contextlib
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from megatron_bamboo.membership.frames import (
+    MalformedFrame,
+    decode_value,
+    encode_frame,
+    encode_value,
+    read_frame,
+)
+from megatron_bamboo.membership.table import Table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AgentLink:
+    """An agent's open connection."""
+
+    node: str
+    pid: int
+    writer: asyncio.StreamWriter
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Tell the agent something; nothing happens where it is gone already."""
+        if not self.writer.is_closing():
+            self.writer.write(encode_frame(message))
+
+
+class AgentWatcher(Protocol):
+    """Who wants to know about agents: the coordinator."""
+
+    def joined(self, link: AgentLink) -> None:
+        """An agent said hello; ValueError refuses it and closes its connection."""
+
+    def heard(self, link: AgentLink, message: Mapping[str, Any]) -> None:
+        """An agent reported something."""
+
+    def closed(self, link: AgentLink) -> None:
+        """An agent's connection has ended."""
+
+
+class StoreServer:
+    """Serves a table on one port. The port is open from construction, so that it can be told."""
+
+    def __init__(
+        self, table: Table, watcher: AgentWatcher | None = None, host: str = "127.0.0.1"
+    ) -> None:
+        self.table = table
+        self._watcher = watcher
+        self._listener = socket.create_server((host, 0), backlog=1024)
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        host, port = self._listener.getsockname()[:2]
+        return f"{host}:{port}"
+
+    async def __aenter__(self) -> "StoreServer":
+        self._server = await asyncio.start_server(self._serve, sock=self._listener)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        """Close the port of a server that was never entered; otherwise of no effect."""
+        self._listener.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            # Nobody but this task minds how the connection ends.
+            with contextlib.suppress(MalformedFrame, asyncio.IncompleteReadError, OSError):
+                await self._serve_frames(reader, writer)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _serve_frames(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        while True:
+            request = await read_frame(reader)
+            if request.get("op") == "hello":
+                await self._serve_agent(request, reader, writer)
+                return
+            try:
+                reply = await self._answer(request)
+            except (KeyError, TypeError, ValueError, binascii.Error) as error:
+                raise MalformedFrame(f"{request}: {error}") from error
+            writer.write(encode_frame(reply))
+            await writer.drain()
+
+    async def _serve_agent(
+        self,
+        hello: Mapping[str, Any],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        if self._watcher is None:
+            raise MalformedFrame("this store has no place for agents")
+        link = AgentLink(str(hello.get("node")), int(hello.get("pid", 0)), writer)
+        try:
+            self._watcher.joined(link)
+        except ValueError as error:
+            raise MalformedFrame(str(error)) from error
+        try:
+            link.send({"welcome": link.node})
+            while True:
+                self._watcher.heard(link, await read_frame(reader))
+        finally:
+            self._watcher.closed(link)
+
+    async def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        table = self.table
+        match request["op"]:
+            case "get":
+                return {"value": encode_value(table.get(_key(request)))}
+            case "set":
+                table.set(_key(request), _value(request, "value"))
+                return {}
+            case "compare_set":
+                expected = decode_value(request["expected"])
+                held = table.compare_set(_key(request), expected, _value(request, "desired"))
+                return {"value": encode_value(held)}
+            case "add":
+                return self._add(_key(request), int(request["amount"]))
+            case "wait":
+                keys = [str(key) for key in request["keys"]]
+                return {"missing": await table.wait(keys, float(request["timeout"]))}
+            case "wait_change":
+                seen, timeout = decode_value(request["value"]), float(request["timeout"])
+                value = await table.wait_change(_key(request), seen, timeout)
+                return {"value": encode_value(value)}
+            case "delete":
+                return {"deleted": table.delete(_key(request))}
+            case "count":
+                return {"number": table.count(_key(request))}
+            case "delete_prefix":
+                return {"number": table.delete_prefix(_key(request))}
+            case op:
+                raise ValueError(f"unknown operation {op!r}")
+
+    def _add(self, key: str, amount: int) -> dict[str, Any]:
+        try:
+            return {"number": self.table.add(key, amount)}
+        except ValueError:
+            return {"error": f"{key} holds no number"}
+
+
+def _key(request: Mapping[str, Any]) -> str:
+    key = request["key"]
+    if not isinstance(key, str):
+        raise TypeError("a key is text")
+    return key
+
+
+def _value(request: Mapping[str, Any], field: str) -> bytes:
+    value = decode_value(request[field])
+    if value is None:
+        raise TypeError("a value is text in base64")
+    return value
