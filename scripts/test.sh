@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Sets up, then checks style and types and runs the tests. Arguments go to pytest:
+#   bash scripts/test.sh tests/schedule -k takeover
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+cd "$BAMBOO_ROOT"
+set_up requirements.txt requirements-dev.txt
+
+# The packages that decide, without torch and without effects, are typed strictly.
+PURE=(
+    megatron_bamboo/schedule
+    megatron_bamboo/planner
+    megatron_bamboo/membership/decision.py
+    megatron_bamboo/data/samples.py
+    megatron_bamboo/data/json_lines.py
+    megatron_bamboo/observe/events.py
+    megatron_bamboo/errors.py
+)
+
+ruff check .
+ruff format --check .
+mypy "${PURE[@]}"
+pytest "$@"

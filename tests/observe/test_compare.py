@@ -1,0 +1,181 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from megatron_bamboo.cli import main as bamboo
+from megatron_bamboo.observe.compare import compare_runs
+
+Losses = dict[int, tuple[float, float]]
+LOSSES: Losses = {0: (7.25, 3.1), 1: (7.0, 0.1)}
+UNITS = (("embedding", "word.weight"), ("layer0", "mlp.bias"))
+
+
+def save_state(folder: Path, name: str, step: int = 2, loss_scale: str = "1.0") -> Path:
+    """Save every unit as one worker would; the same bits each time."""
+    generator = torch.Generator().manual_seed(1)
+    tensors = {
+        f"{unit}/{parameter}/{kind}": torch.randn(3, 4, generator=generator).to(dtype)
+        for unit, parameter in UNITS
+        for kind, dtype in (("parameter", torch.bfloat16), ("exp_avg", torch.float32))
+    }
+    tensors["layer0/mlp.bias/step"] = torch.tensor(float(step))
+    metadata = {"pipeline": "0", "stage": "0", "role": "primary", "step": str(step)}
+    path = folder / "state" / f"{name}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path, metadata | {"loss_scale": loss_scale})
+    return path
+
+
+def save_losses(folder: Path, losses: Losses) -> None:
+    lines = [
+        json.dumps({"step": step, "loss": loss.hex(), "grad_norm": norm.hex()})
+        for step, (loss, norm) in losses.items()
+    ]
+    (folder / "losses.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def flip_bit(path: Path, name: str, byte: int, bit: int = 0) -> None:
+    """Change one bit of one tensor on disk."""
+    metadata = {"pipeline": "0", "stage": "0", "role": "primary", "step": "2", "loss_scale": "1.0"}
+    tensors = load_file(path)
+    raw = tensors[name].reshape(-1).view(torch.uint8).numpy()
+    raw[byte] ^= numpy.uint8(1 << bit)
+    save_file({key: tensor.clone() for key, tensor in tensors.items()}, path, metadata)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    """An undisturbed run with two holders, and one that lost a node."""
+    undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
+    save_state(undisturbed, "node0-stage0-primary")
+    save_state(undisturbed, "node1-stage0-primary")
+    save_state(disturbed, "node1-stage0-replica")
+    for folder in (undisturbed, disturbed):
+        save_losses(folder, LOSSES)
+    return undisturbed, disturbed
+
+
+def test_equal_runs(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    comparison = compare_runs(*runs)
+    assert (comparison.num_tensors, comparison.num_copies, comparison.num_losses) == (5, 15, 2)
+    assert comparison.equal and comparison.num_elements == 4 * 12 + 1
+    assert bamboo(["compare", *map(str, runs)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "equal bit for bit"
+
+
+@pytest.mark.parametrize("name", ["layer0/mlp.bias/parameter", "embedding/word.weight/exp_avg"])
+@pytest.mark.parametrize("bit", [0, 7])
+def test_one_flipped_bit_is_seen(
+    runs: tuple[Path, Path], name: str, bit: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flip_bit(runs[1] / "state" / "node1-stage0-replica.safetensors", name, byte=4, bit=bit)
+    comparison = compare_runs(*runs)
+    (difference,) = comparison.tensors
+    assert (difference.name, difference.elements, difference.bits) == (name, 1, 1)
+    assert difference.max_abs > 0
+    assert comparison.losses_equal and not comparison.parameters_equal
+    assert bamboo(["compare", *map(str, runs)]) == 1
+    assert f"  {name}: 1 elements" in capsys.readouterr().out
+
+
+def test_a_holder_that_disagrees_within_its_run_is_seen(runs: tuple[Path, Path]) -> None:
+    flip_bit(runs[0] / "state" / "node1-stage0-primary.safetensors", "layer0/mlp.bias/parameter", 0)
+    comparison = compare_runs(*runs)
+    assert not comparison.tensors and len(comparison.copies) == 1
+    assert not comparison.equal and "node1" in comparison.copies[0].second
+
+
+def test_the_sign_of_zero_counts_and_equal_nans_do_not(runs: tuple[Path, Path]) -> None:
+    for value, is_equal in ((float("nan"), True), (-0.0, False)):
+        for folder, number in zip(runs, (value if is_equal else 0.0, value), strict=True):
+            for path in (folder / "state").glob("*.safetensors"):
+                tensors = load_file(path) | {"layer0/x/parameter": torch.full((2,), number)}
+                save_file(tensors, path, {"step": "2", "loss_scale": "1.0"})
+        assert compare_runs(*runs).equal is is_equal
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        {0: (7.25, 3.1), 1: (7.0 + 2**-50, 0.1)},
+        {0: (7.25, 3.1 + 2**-50), 1: (7.0, 0.1)},
+        {0: (7.25, 3.1)},
+        LOSSES | {2: (6.0, 1.0)},
+    ],
+    ids=["loss", "norm", "missing", "extra"],
+)
+def test_losses_count_to_the_last_bit(runs: tuple[Path, Path], losses: Losses) -> None:
+    save_losses(runs[1], losses)
+    comparison = compare_runs(*runs)
+    assert comparison.parameters_equal and not comparison.losses_equal
+    assert len(comparison.steps) == 1
+
+
+def test_a_missing_tensor_another_shape_and_another_scale_are_differences(
+    runs: tuple[Path, Path],
+) -> None:
+    path = runs[1] / "state" / "node1-stage0-replica.safetensors"
+    tensors = load_file(path)
+    del tensors["layer0/mlp.bias/exp_avg"]
+    tensors["layer0/mlp.bias/parameter"] = tensors["layer0/mlp.bias/parameter"].reshape(4, 3)
+    save_file(tensors, path, {"step": "2", "loss_scale": "2.0"})
+    names = [difference.name for difference in compare_runs(*runs).tensors]
+    assert names == ["layer0/mlp.bias/exp_avg", "layer0/mlp.bias/parameter", "loss_scale"]
+
+
+def break_folder(folder: Path) -> None:
+    folder.rename(folder.with_name("gone"))
+
+
+def break_state(folder: Path) -> None:
+    for path in (folder / "state").iterdir():
+        path.unlink()
+
+
+def break_file(folder: Path) -> None:
+    next((folder / "state").iterdir()).write_bytes(b"\x00" * 20)
+
+
+def break_step(folder: Path) -> None:
+    save_state(folder, "node1-stage0-replica", step=3)
+
+
+def break_within(folder: Path) -> None:
+    save_state(folder, "node2-stage0-replica", step=3)
+
+
+def break_losses(folder: Path) -> None:
+    (folder / "losses.jsonl").write_text('{"step": 0, "loss": "ham"}\n', encoding="utf-8")
+
+
+def double_losses(folder: Path) -> None:
+    path = folder / "losses.jsonl"
+    path.write_text(path.read_text(encoding="utf-8") * 2, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("break_run", "message"),
+    [
+        (break_folder, "no such job folder"),
+        (break_state, "no saved tensors"),
+        (break_file, "cannot read"),
+        (break_step, "step 2"),
+        (break_within, "different steps: 2, 3"),
+        (break_losses, "line 1 is not a step's losses"),
+        (double_losses, "step 0 twice"),
+    ],
+)
+def test_unusable_input_is_status_two(
+    runs: tuple[Path, Path],
+    break_run: Callable[[Path], None],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    break_run(runs[1])
+    assert bamboo(["compare", *map(str, runs)]) == 2
+    assert message in capsys.readouterr().err
