@@ -11,10 +11,7 @@ _RECEIVE_BEFORE = {Op.F: Op.RECV_F, Op.B: Op.RECV_B}
 
 
 class Dependencies:
-    """The needs of the actions of one schedule.
-
-    A need that is in no program was met before the programs start (the validator checks that).
-    """
+    """The needs of the actions of one schedule."""
 
     def __init__(self, schedule: Schedule, received: Actions = NO_ACTIONS) -> None:
         self.schedule = schedule
@@ -36,6 +33,10 @@ class Dependencies:
                 return (self.schedule.send_of(action),)
             case _:
                 return self._tail_needs(action)
+
+    def needs_here(self, action: Action) -> tuple[Action, ...]:
+        """The needs that are in some program; the others were met before (``validate`` checks)."""
+        return tuple(need for need in self.needs(action) if need in self.present)
 
     def _input_of(self, action: Action) -> tuple[Action, ...]:
         """The receive of an action's input or, where that is local, its producer."""

@@ -7,10 +7,9 @@ for each stage that it takes over, and so finds the order in which to merge them
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from megatron_bamboo.schedule.actions import Action, Op
+from megatron_bamboo.schedule.actions import RECEIVE_OPS, Action
 from megatron_bamboo.schedule.schedule import Program
 
-ReadyAt = Callable[[Action, Mapping[Action, float]], float | None]
 Streams = Sequence[Program]
 
 
@@ -25,35 +24,38 @@ class Timed:
 
 def play(
     streams_by_rank: Sequence[Streams],
-    ready_at: ReadyAt,
+    needs: Mapping[Action, Sequence[Action]],
     seconds: Callable[[Action], float],
-    free_at: Sequence[float],
+    urgency: Mapping[Action, float] | None = None,
+    latency: float = 0.0,
+    free_at: Sequence[float] = (),
 ) -> tuple[tuple[Timed, ...], ...]:
-    """The timed actions of each rank, stopping early where nothing can ever run.
+    """The timed actions of each rank; it stops early where nothing more can ever run.
 
-    ``ready_at(action, ends)`` is when an action's needs are met, None while that is unknown. Of
-    the actions that can start first a backward goes before a forward, and an earlier stream before
-    a later one. The earliest start of all workers is always played next: what it enables ends
-    later, so no choice is regretted.
+    ``needs``: what must end before an action starts, for a receive ``latency`` before. ``free_at``:
+    when each rank is free to start. Of the actions that can start first the most urgent goes
+    first, else that of an earlier stream. The earliest start of all workers is always played next:
+    what it enables starts later, so no choice is regretted.
     """
+    urgency = urgency or {}
     places = [[0] * len(streams) for streams in streams_by_rank]
-    free = list(free_at)
+    free = list(free_at) or [0.0] * len(streams_by_rank)
     ends: dict[Action, float] = {}
-    played: list[list[Timed]] = [[] for _ in streams_by_rank]
+    rows: list[list[Timed]] = [[] for _ in streams_by_rank]
     while True:
         choices = [
-            (max(free[rank], ready), action.op is not Op.B, index, rank)
+            (max(free[rank], ready), -urgency.get(action, 0.0), index, rank)
             for rank, streams in enumerate(streams_by_rank)
             for index, action in _heads(streams, places[rank])
-            if (ready := ready_at(action, ends)) is not None
+            if (ready := _ready_at(action, needs[action], ends, latency)) is not None
         ]
         if not choices:
-            return tuple(map(tuple, played))
+            return tuple(map(tuple, rows))
         start, _, index, rank = min(choices)
         action = streams_by_rank[rank][index][places[rank][index]]
         places[rank][index] += 1
         ends[action] = free[rank] = start + seconds(action)
-        played[rank].append(Timed(action, start, ends[action]))
+        rows[rank].append(Timed(action, start, ends[action]))
 
 
 def _heads(streams: Streams, places: Sequence[int]) -> list[tuple[int, Action]]:
@@ -62,3 +64,13 @@ def _heads(streams: Streams, places: Sequence[int]) -> list[tuple[int, Action]]:
         for index, (stream, place) in enumerate(zip(streams, places, strict=True))
         if place < len(stream)
     ]
+
+
+def _ready_at(
+    action: Action, needs: Sequence[Action], ends: Mapping[Action, float], latency: float
+) -> float | None:
+    """When an action's needs are met; None while one of them has not been played."""
+    if not all(need in ends for need in needs):
+        return None
+    ready = max((ends[need] for need in needs), default=0.0)
+    return ready + latency if needs and action.op in RECEIVE_OPS else ready

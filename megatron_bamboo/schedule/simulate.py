@@ -4,10 +4,10 @@ Sends cost their worker no time and arrive after ``latency``; a receive blocks u
 idle time of the simulation is that of the schedule itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_bamboo.schedule.actions import RECEIVE_OPS, Action, Op
+from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.dependencies import Dependencies
 from megatron_bamboo.schedule.play import Timed, play
 from megatron_bamboo.schedule.schedule import NO_ACTIONS, Actions, Schedule
@@ -66,16 +66,9 @@ def simulate(
     have been under way, so it is there as well.
     """
     dependencies = Dependencies(schedule, received)
-
-    def ready_at(action: Action, ends: Mapping[Action, float]) -> float | None:
-        needs = [need for need in dependencies.needs(action) if need in dependencies.present]
-        if not all(need in ends for need in needs):
-            return None
-        latency = costs.latency if action.op in RECEIVE_OPS and needs else 0.0
-        return max((ends[need] for need in needs), default=0.0) + latency
-
+    needs = {a: dependencies.needs_here(a) for program in schedule.programs for a in program}
     streams = [(program,) for program in schedule.programs]
-    rows = play(streams, ready_at, costs.of, free_at or [0.0] * len(streams))
+    rows = play(streams, needs, costs.of, latency=costs.latency, free_at=free_at)
     assert all(map(_is_whole, rows, schedule.programs)), "the schedule deadlocks: validate it"
     return Timeline(rows)
 

@@ -12,11 +12,10 @@ holds, and messages that arrive twice are dropped by their receiver.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from megatron_bamboo.schedule.actions import RECEIVE_OPS, SEND_OPS, Action, Op
-from megatron_bamboo.schedule.dependencies import Dependencies
+from megatron_bamboo.schedule.actions import RECEIVE_OPS, SEND_OPS
 from megatron_bamboo.schedule.lower import lower, without_messages
+from megatron_bamboo.schedule.merge import merge_streams
 from megatron_bamboo.schedule.one_f_one_b import stage_program
-from megatron_bamboo.schedule.play import play
 from megatron_bamboo.schedule.schedule import (
     NO_ACTIONS,
     Actions,
@@ -50,7 +49,7 @@ def take_over(schedule: Schedule, victim_rank: int, progress: Mapping[int, Progr
     streams = [
         _streams_of(schedule, placed, rank, finished) for rank in range(len(placed.programs))
     ]
-    merged = replace(placed, programs=_merge(placed, streams, known.received))
+    merged = replace(placed, programs=merge_streams(placed, streams, known.received))
     return lower(merged, known.done, known.received)
 
 
@@ -103,23 +102,3 @@ def _streams_of(
         tuple(a for a in stream if a not in finished and placed.rank_of(a) == rank)
         for stream in (*moved, own)
     )
-
-
-def _merge(
-    placed: Schedule, streams: list[tuple[Program, ...]], received: Actions
-) -> tuple[Program, ...]:
-    """One program a rank, in the order in which the streams would run if all played on."""
-    whole = replace(placed, programs=tuple(sum(own, ()) for own in streams))
-    dependencies = Dependencies(whole, received)
-
-    def ready_at(action: Action, ends: Mapping[Action, float]) -> float | None:
-        needs = [need for need in dependencies.needs(action) if need in dependencies.present]
-        return max((ends[n] for n in needs), default=0) if all(n in ends for n in needs) else None
-
-    def seconds(action: Action) -> float:
-        return 2 if action.op is Op.B else 1
-
-    played = play(streams, ready_at, seconds, [0] * len(streams))
-    programs = tuple(tuple(timed.action for timed in row) for row in played)
-    assert [len(p) for p in programs] == [len(p) for p in whole.programs], "takeover deadlocks"
-    return programs

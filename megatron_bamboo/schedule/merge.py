@@ -1,0 +1,52 @@
+"""Orders the work of a worker that has several streams of it, as a shadow has after a takeover.
+
+Each stream keeps its own order. Between streams the work goes first that the longest chain of
+other work waits for: with backwards first, or the moved stage first, a shadow that took over the
+first stage would redo its backwards, for which nobody waits, before its own, for which all wait.
+The orders come from one simulation of all workers, so that they cannot deadlock together.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from graphlib import TopologicalSorter
+from itertools import pairwise
+
+from megatron_bamboo.schedule.actions import Action, Op
+from megatron_bamboo.schedule.dependencies import Dependencies
+from megatron_bamboo.schedule.play import Streams, play
+from megatron_bamboo.schedule.schedule import Actions, Program, Schedule
+
+Graph = Mapping[Action, Iterable[Action]]
+
+
+def merge_streams(
+    schedule: Schedule, streams_by_rank: Sequence[Streams], received: Actions
+) -> tuple[Program, ...]:
+    """One program a rank, of computation only, for the schedule's placement."""
+    joined = tuple(tuple(action for stream in own for action in stream) for own in streams_by_rank)
+    dependencies = Dependencies(replace(schedule, programs=joined), received)
+    inputs = {a: dependencies.needs_here(a) for program in joined for a in program}
+    urgency = _urgency(inputs, streams_by_rank)
+    rows = play(streams_by_rank, inputs, _seconds, urgency=urgency)
+    programs = tuple(tuple(timed.action for timed in row) for row in rows)
+    assert list(map(len, programs)) == list(map(len, joined)), "the streams deadlock"
+    return programs
+
+
+def _urgency(inputs: Graph, streams_by_rank: Sequence[Streams]) -> Mapping[Action, float]:
+    """The time from an action's start to the end of the longest chain that waits for it."""
+    before = {action: set(needs) for action, needs in inputs.items()}
+    for streams in streams_by_rank:
+        for stream in streams:
+            for first, second in pairwise(stream):
+                before[second].add(first)
+    urgency = {action: _seconds(action) for action in before}
+    for action in reversed(tuple(TopologicalSorter(before).static_order())):
+        for need in before[action]:
+            urgency[need] = max(urgency[need], _seconds(need) + urgency[action])
+    return urgency
+
+
+def _seconds(action: Action) -> float:
+    """The usual proportion; the order has to be good for any costs that are near it."""
+    return 2.0 if action.op is Op.B else 1.0
