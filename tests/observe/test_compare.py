@@ -1,4 +1,3 @@
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -6,37 +5,10 @@ import numpy
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from saved_state import LOSSES, Losses, save_losses, save_state
 
 from megatron_bamboo.cli import main as bamboo
 from megatron_bamboo.observe.compare import compare_runs
-
-Losses = dict[int, tuple[float, float]]
-LOSSES: Losses = {0: (7.25, 3.1), 1: (7.0, 0.1)}
-UNITS = (("embedding", "word.weight"), ("layer0", "mlp.bias"))
-
-
-def save_state(folder: Path, name: str, step: int = 2, loss_scale: str = "1.0") -> Path:
-    """Save every unit as one worker would; the same bits each time."""
-    generator = torch.Generator().manual_seed(1)
-    tensors = {
-        f"{unit}/{parameter}/{kind}": torch.randn(3, 4, generator=generator).to(dtype)
-        for unit, parameter in UNITS
-        for kind, dtype in (("parameter", torch.bfloat16), ("exp_avg", torch.float32))
-    }
-    tensors["layer0/mlp.bias/step"] = torch.tensor(float(step))
-    metadata = {"pipeline": "0", "stage": "0", "role": "primary", "step": str(step)}
-    path = folder / "state" / f"{name}.safetensors"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, metadata | {"loss_scale": loss_scale})
-    return path
-
-
-def save_losses(folder: Path, losses: Losses) -> None:
-    lines = [
-        json.dumps({"step": step, "loss": loss.hex(), "grad_norm": norm.hex()})
-        for step, (loss, norm) in losses.items()
-    ]
-    (folder / "losses.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def flip_bit(path: Path, name: str, byte: int, bit: int = 0) -> None:
