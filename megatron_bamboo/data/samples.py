@@ -26,23 +26,3 @@ def microbatch_samples(
     first = (microbatch * num_pipelines + pipeline) * micro_batch_size
     assert 0 <= first <= global_batch_size - micro_batch_size, (microbatch, global_batch_size)
     return samples_of_step(step, global_batch_size)[first : first + micro_batch_size]
-
-
-def num_microbatches(global_batch_size: int, micro_batch_size: int, num_pipelines: int) -> int:
-    """Microbatches of one pipeline in one step.
-
-    Raises ValueError if the batch does not divide.
-    """
-    if min(global_batch_size, micro_batch_size, num_pipelines) < 1:
-        raise ValueError(
-            f"global batch size ({global_batch_size}), micro batch size ({micro_batch_size}) and "
-            f"number of pipelines ({num_pipelines}) must all be at least 1"
-        )
-    per_round = micro_batch_size * num_pipelines
-    if global_batch_size % per_round:
-        raise ValueError(
-            f"the global batch size ({global_batch_size}) is not divisible by micro batch size "
-            f"({micro_batch_size}) times pipelines ({num_pipelines}); choose a multiple of "
-            f"{per_round}"
-        )
-    return global_batch_size // per_round

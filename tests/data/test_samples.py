@@ -1,10 +1,9 @@
 from itertools import chain, product
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_bamboo.data.samples import microbatch_samples, num_microbatches, samples_of_step
+from megatron_bamboo.data.samples import microbatch_samples, samples_of_step
 
 
 def test_order_is_megatrons() -> None:
@@ -26,16 +25,8 @@ def test_each_sample_of_a_step_is_served_once(
     step: int, num_pipelines: int, micro_batch_size: int, microbatches: int
 ) -> None:
     global_batch_size = num_pipelines * micro_batch_size * microbatches
-    assert num_microbatches(global_batch_size, micro_batch_size, num_pipelines) == microbatches
     served = chain.from_iterable(
         microbatch_samples(step, d, num_pipelines, m, micro_batch_size, global_batch_size)
         for m, d in product(range(microbatches), range(num_pipelines))
     )
     assert list(served) == list(samples_of_step(step, global_batch_size))
-
-
-def test_a_batch_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(ValueError, match="multiple of 6"):
-        num_microbatches(16, 2, 3)
-    with pytest.raises(ValueError, match="at least 1"):
-        num_microbatches(16, 0, 3)
