@@ -10,6 +10,7 @@ from megatron_bamboo.schedule.actions import COMPUTE_OPS, SEND_OPS, Action
 from megatron_bamboo.schedule.play import Timed
 from megatron_bamboo.schedule.schedule import Actions, Schedule
 from megatron_bamboo.schedule.simulate import Costs, Timeline, simulate
+from megatron_bamboo.schedule.tail import add_tail
 from megatron_bamboo.schedule.takeover import Progress, surviving_progress, take_over
 
 
@@ -26,6 +27,8 @@ class Loss:
 class Rehearsal:
     """What the survivors had done, what remains, and the remainder played from the loss on."""
 
+    loss: Loss
+    moved_stages: tuple[int, ...]
     progress: Mapping[int, Progress]
     remaining: Schedule
     timeline: Timeline
@@ -47,7 +50,10 @@ def loss_at(timeline: Timeline, rank: int, time: float) -> Loss:
 
 
 def rehearse(schedule: Schedule, costs: Costs, loss: Loss) -> Rehearsal:
-    """The takeover after a loss. Survivors finish what they are in; no pause is counted."""
+    """The takeover after a loss in a schedule without tail; the remainder has one.
+
+    Survivors finish what they are in; no pause is counted.
+    """
     rows = list(simulate(schedule, costs).rows)
     rows[loss.rank] = rows[loss.rank][: loss.num_done]
     started = [_started_by(row, loss.time) for row in rows]
@@ -57,10 +63,11 @@ def rehearse(schedule: Schedule, costs: Costs, loss: Loss) -> Rehearsal:
         for rank, row in enumerate(started)
         if rank in schedule.live_ranks and rank != loss.rank
     }
-    remaining = take_over(schedule, loss.rank, progress)
+    remaining = add_tail(take_over(schedule, loss.rank, progress), tied=True)
     received = surviving_progress(schedule, loss.rank, progress).received
     free_at = [max([loss.time, *(timed.end for timed in row)]) for row in started]
-    return Rehearsal(progress, remaining, simulate(remaining, costs, received, free_at))
+    timeline = simulate(remaining, costs, received, free_at)
+    return Rehearsal(loss, schedule.stages_of(loss.rank), progress, remaining, timeline)
 
 
 def _started_by(row: tuple[Timed, ...], time: float) -> tuple[Timed, ...]:

@@ -1,0 +1,116 @@
+"""A pipeline whose workers run real programs on names instead of tensors.
+
+It keeps what a worker would keep (values that it computed, messages that arrived, gradients that
+it added) and loses what a lost worker would lose. It shares no rule with the passes under test.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from random import Random
+
+from megatron_bamboo.schedule.actions import Action, Op
+from megatron_bamboo.schedule.schedule import Program, Schedule
+from megatron_bamboo.schedule.takeover import Progress, surviving_progress
+
+LOGGED = (Op.F, Op.B, Op.RF, Op.SEND_F, Op.SEND_B)
+
+
+class SymbolicRun:
+    def __init__(self, schedule: Schedule, random: Random) -> None:
+        self.schedule = schedule
+        self.random = random
+        ranks = range(len(schedule.programs))
+        self.programs: list[Program] = list(schedule.programs)
+        self.inbox: list[set[Action]] = [set() for _ in ranks]
+        self.values: list[set[Action]] = [set() for _ in ranks]
+        self.gradients: list[dict[int, list[int]]] = [{} for _ in ranks]
+        self.under_way: list[tuple[int, int, Action]] = []
+        self.history: list[list[Progress]] = [[Progress()] for _ in ranks]
+        self.ran: Counter[tuple[int, Action]] = Counter()
+
+    def run(self, num_events: int) -> bool:
+        """Random events, at most so many; whether any worker could still go on."""
+        for _ in range(num_events):
+            events = list(self._possible_events())
+            if not events:
+                return False
+            kind, index = self.random.choice(events)
+            if kind == "arrive":
+                self._arrive(*self.under_way.pop(index))
+            else:
+                self._step(index)
+        return True
+
+    def run_to_end(self) -> None:
+        self.run(10**6)
+        stuck = {rank: str(p[0]) for rank, p in enumerate(self.programs) if p}
+        assert not stuck, f"deadlock: {stuck}"
+
+    def lose(self, victim: int) -> None:
+        """All that is in the victim's memory and in its connections is gone."""
+        self.programs[victim] = ()
+        self.inbox[victim].clear()
+        self.values[victim].clear()
+        self.gradients[victim].clear()
+        self.under_way = [m for m in self.under_way if victim not in m[:2]]
+
+    def go_on(self, victim: int, views: Mapping[int, Schedule]) -> None:
+        """Each survivor goes on with its own program of its own view."""
+        for rank, view in views.items():
+            self.programs[rank] = view.programs[rank]
+            kept = surviving_progress(self.schedule, victim, {rank: self.progress(rank)})
+            self.history[rank].append(kept)
+        self.schedule = next(iter(views.values()))
+
+    def progress(self, rank: int) -> Progress:
+        return self.history[rank][-1]
+
+    def _possible_events(self) -> Iterator[tuple[str, int]]:
+        for index in range(len(self.under_way)):
+            yield "arrive", index
+        for rank, program in enumerate(self.programs):
+            if program and (program[0].op not in (Op.RECV_F, Op.RECV_B) or self._has(rank)):
+                yield "step", rank
+
+    def _has(self, rank: int) -> bool:
+        return self.programs[rank][0] in self.inbox[rank]
+
+    def _arrive(self, _sender: int, receiver: int, message: Action) -> None:
+        self.inbox[receiver].add(message)
+        last = self.progress(receiver)
+        self.history[receiver].append(Progress(last.done, last.received | {message}))
+
+    def _step(self, rank: int) -> None:
+        action, *rest = self.programs[rank]
+        self.programs[rank] = tuple(rest)
+        match action.op:
+            case Op.SEND_F | Op.SEND_B:
+                self._send(rank, action)
+            case Op.F | Op.RF | Op.B:
+                self._compute(rank, action)
+        if action.op in LOGGED:
+            last = self.progress(rank)
+            self.history[rank].append(Progress(last.done | {action}, last.received))
+
+    def _send(self, rank: int, send: Action) -> None:
+        assert send.with_op(Op.F if send.op is Op.SEND_F else Op.B) in self.values[rank], send
+        message = self.schedule.receive_of(send)
+        receiver = self.schedule.placement[message.stage]
+        assert receiver != rank, send
+        self.under_way.append((rank, receiver, message))
+
+    def _compute(self, rank: int, action: Action) -> None:
+        self.ran[rank, action] += 1
+        stage, microbatch = action.stage, action.microbatch
+        values, inbox = self.values[rank], self.inbox[rank]
+        if action.op is Op.B:
+            assert action.with_op(Op.F) in values, f"{action} without its forward"
+            above, receive = Action(stage + 1, 0, Op.B, microbatch), action.with_op(Op.RECV_B)
+            is_last = stage + 1 == self.schedule.num_stages
+            assert is_last or above in values or receive in inbox, f"{action} without its gradient"
+            assert microbatch is not None
+            self.gradients[rank].setdefault(stage, []).append(microbatch)
+        else:
+            below, receive = Action(stage - 1, 0, Op.F, microbatch), action.with_op(Op.RECV_F)
+            assert stage == 0 or below in values or receive in inbox, f"{action} without its input"
+        values.add(action.with_op(Op.F) if action.op is Op.RF else action)
