@@ -1,0 +1,326 @@
+"""The options of a training run, under Megatron's flag names; ours begin with ``--bamboo-``.
+
+The dataclasses are the single source: argparse, defaults and help texts are derived from them.
+Everything is checked here, without torch, before any worker starts. What Megatron has and this
+project does not support yet is refused by name, so that nothing ever trains silently wrong.
+"""
+
+import argparse
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron_bamboo.errors import UserError
+from megatron_bamboo.schedule.redundancy import Redundancy
+
+
+def _option(help_text: str, default: Any = dataclasses.MISSING, choices: Sequence[str] = ()) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help_text, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """The shape of the model."""
+
+    num_layers: int = _option("transformer layers")
+    hidden_size: int = _option("width of the residual stream")
+    num_attention_heads: int = _option("attention heads")
+    ffn_hidden_size: int | None = _option(
+        "width of the feed-forward part (default: 4 x hidden)", None
+    )
+    max_position_embeddings: int = _option("most positions that the model can tell apart")
+    position_embedding_type: str = _option(
+        "how positions are told apart", "learned_absolute", ("learned_absolute", "rope")
+    )
+    untie_embeddings_and_output_weights: bool = _option("give the head a weight of its own", False)
+    normalization: str = _option("kind of normalization", "LayerNorm", ("LayerNorm", "RMSNorm"))
+    norm_epsilon: float = _option("epsilon of the normalization", 1e-5)
+    swiglu: bool = _option("gated linear units with SiLU instead of GELU", False)
+    disable_bias_linear: bool = _option("no biases in linear layers", False)
+    attention_dropout: float = _option("dropout in attention", 0.1)
+    hidden_dropout: float = _option("dropout in the residual stream", 0.1)
+    init_method_std: float = _option("standard deviation of initial weights", 0.02)
+    make_vocab_size_divisible_by: int = _option("pad the vocabulary to a multiple of this", 128)
+    transformer_impl: str = _option(
+        "layers of Megatron-core or of Transformer Engine (default: the latter where installed)",
+        "auto",
+        ("auto", "local", "transformer_engine"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """How long and on how much data at a time."""
+
+    micro_batch_size: int = _option("samples in a microbatch")
+    global_batch_size: int | None = _option("samples in a step (default: micro x pipelines)", None)
+    train_iters: int = _option("steps to train")
+    seed: int = _option("seed of weights, dropout and the order of samples", 1234)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerOptions:
+    """AdamW, clipping and the learning rate's course."""
+
+    lr: float = _option("highest learning rate")
+    min_lr: float = _option("lowest learning rate", 0.0)
+    lr_decay_style: str = _option(
+        "course of the learning rate",
+        "linear",
+        ("constant", "linear", "cosine", "inverse-square-root"),
+    )
+    lr_decay_iters: int | None = _option("steps until min-lr (default: train-iters)", None)
+    lr_warmup_iters: int = _option("steps of linear warm-up", 0)
+    lr_warmup_init: float = _option("learning rate at the start of the warm-up", 0.0)
+    weight_decay: float = _option("weight decay of matrices", 0.01)
+    adam_beta1: float = _option("decay of the first moment", 0.9)
+    adam_beta2: float = _option("decay of the second moment", 0.999)
+    adam_eps: float = _option("Adam's epsilon", 1e-8)
+    clip_grad: float = _option("clip the gradient to this norm (0: no clipping)", 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOptions:
+    """Where the text is."""
+
+    data_path: str = _option("prefix of the .bin and .idx files")
+    data_cache_path: str | None = _option("folder of index caches (default: beside the data)", None)
+    split: str = _option("weights of training, validation and test parts", "969,30,1")
+    seq_length: int = _option("tokens in a sample")
+    tokenizer_type: str = _option("tokenizer", "GPT2BPETokenizer", ("GPT2BPETokenizer",))
+    vocab_file: str = _option("vocab.json of the tokenizer")
+    merge_file: str = _option("merges.txt of the tokenizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelOptions:
+    """How the model is cut; the number of pipelines follows from the number of nodes."""
+
+    pipeline_model_parallel_size: int = _option("stages of a pipeline", 1)
+    tensor_model_parallel_size: int = _option("workers that share a layer (1 only, so far)", 1)
+    distributed_timeout_minutes: float = _option("longest wait for another worker", 10.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BambooOptions:
+    """What this project adds."""
+
+    bamboo_redundancy: Redundancy = _option(
+        "redundant forward passes: none (no replicas), lazy (after a loss) or eager (always)",
+        Redundancy.LAZY,
+        tuple(Redundancy),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """All options of a run."""
+
+    model: ModelOptions
+    training: TrainingOptions
+    optimizer: OptimizerOptions
+    data: DataOptions
+    parallel: ParallelOptions
+    bamboo: BambooOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many of what: follows from the options and the number of nodes."""
+
+    num_stages: int
+    num_pipelines: int
+    num_microbatches: int  # a pipeline and step
+    global_batch_size: int
+
+    @property
+    def total_microbatches(self) -> int:
+        """Microbatches of one step, over all pipelines."""
+        return self.num_pipelines * self.num_microbatches
+
+
+# Flags of Megatron-LM that its users know and that would train something else if ignored.
+UNSUPPORTED: Mapping[str, str] = {
+    "--bf16": "bfloat16",
+    "--fp16": "float16",
+    "--use-distributed-optimizer": "the distributed optimizer",
+    "--sequence-parallel": "sequence parallelism",
+    "--context-parallel-size": "context parallelism",
+    "--expert-model-parallel-size": "expert parallelism",
+    "--num-experts": "mixtures of experts",
+    "--num-layers-per-virtual-pipeline-stage": "interleaving",
+    "--num-virtual-stages-per-pipeline-rank": "interleaving",
+    "--overlap-grad-reduce": "overlapped gradient reduction",
+    "--overlap-param-gather": "overlapped parameter gather",
+    "--recompute-activations": "activation recomputation",
+    "--recompute-granularity": "activation recomputation",
+    "--save": "saving checkpoints",
+    "--load": "loading checkpoints",
+    "--save-interval": "saving checkpoints",
+    "--rampup-batch-size": "a growing batch",
+    "--train-samples": "a run length in samples",
+    "--eval-iters": "evaluation",
+    "--eval-interval": "evaluation",
+    "--group-query-attention": "grouped-query attention",
+    "--reset-position-ids": "positions that start anew at each document",
+    "--reset-attention-mask": "attention that ends at documents",
+    "--eod-mask-loss": "masking the end of documents",
+    "--log-interval": "another log interval than every iteration",
+}
+
+
+def parse_options(argv: Sequence[str]) -> Options:
+    """Read Megatron's flags; bad ones end the process with status 2, as argparse does."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, conflict_handler="error")
+    groups = {field.name: _option_class(field) for field in dataclasses.fields(Options)}
+    for option_class in groups.values():
+        _add_group(parser, option_class)
+    for flag in UNSUPPORTED:
+        parser.add_argument(flag, action=_Refuse, nargs="*", help=argparse.SUPPRESS)
+    values = vars(parser.parse_args(list(argv)))
+    return Options(
+        **{
+            name: option_class(**{f.name: values[f.name] for f in dataclasses.fields(option_class)})
+            for name, option_class in groups.items()
+        }
+    )
+
+
+def check_options(options: Options, num_nodes: int) -> Layout:
+    """Check everything that can be checked without a model; return the layout that follows.
+
+    Raises:
+        UserError: with one line that says how to mend it.
+    """
+    model, training, parallel = options.model, options.training, options.parallel
+    _check_sizes(options)
+    stages = parallel.pipeline_model_parallel_size
+    if parallel.tensor_model_parallel_size != 1:
+        raise UserError("--tensor-model-parallel-size must be 1: others are not supported yet")
+    if stages > model.num_layers:
+        raise UserError(
+            f"{stages} stages cannot share {model.num_layers} layers: lower "
+            "--pipeline-model-parallel-size or raise --num-layers"
+        )
+    if model.num_layers % stages:
+        raise UserError(
+            f"{model.num_layers} layers cannot be cut into {stages} equal stages: make "
+            f"--num-layers a multiple of --pipeline-model-parallel-size"
+        )
+    if num_nodes % stages:
+        raise UserError(
+            f"{num_nodes} nodes do not make whole pipelines of {stages} stages: start "
+            f"{max(1, num_nodes // stages) * stages} nodes, or change --pipeline-model-parallel-size"
+        )
+    if stages == 1 and options.bamboo.bamboo_redundancy is not Redundancy.NONE:
+        raise UserError(
+            "a pipeline of one stage has no neighbour to hold its replica: use "
+            "--bamboo-redundancy none or --pipeline-model-parallel-size 2 or more"
+        )
+    pipelines = num_nodes // stages
+    batch = training.global_batch_size or training.micro_batch_size * pipelines
+    if batch % (training.micro_batch_size * pipelines):
+        raise UserError(
+            f"--global-batch-size {batch} does not divide into microbatches of "
+            f"{training.micro_batch_size} over {pipelines} pipelines: make it a multiple of "
+            f"{training.micro_batch_size * pipelines}"
+        )
+    _check_files(options.data)
+    return Layout(stages, pipelines, batch // (training.micro_batch_size * pipelines), batch)
+
+
+def _check_sizes(options: Options) -> None:
+    for group in (options.model, options.training, options.parallel, options.data):
+        for field in dataclasses.fields(group):
+            value = getattr(group, field.name)
+            if (
+                _value_type(field) is int
+                and field.name != "seed"
+                and value is not None
+                and value < 1
+            ):
+                raise UserError(f"{_flag(field.name)} must be at least 1, not {value}")
+    model = options.model
+    if model.hidden_size % model.num_attention_heads:
+        raise UserError(
+            f"--hidden-size {model.hidden_size} must be a multiple of "
+            f"--num-attention-heads {model.num_attention_heads}"
+        )
+    if options.data.seq_length > model.max_position_embeddings:
+        raise UserError(
+            f"--seq-length {options.data.seq_length} needs --max-position-embeddings of at least "
+            f"as much, not {model.max_position_embeddings}"
+        )
+    for name in ("attention_dropout", "hidden_dropout"):
+        if not 0.0 <= getattr(model, name) < 1.0:
+            raise UserError(f"{_flag(name)} must be at least 0 and less than 1")
+    _check_learning_rate(options)
+
+
+def _check_learning_rate(options: Options) -> None:
+    optimizer, training = options.optimizer, options.training
+    if not 0.0 <= optimizer.min_lr <= optimizer.lr or optimizer.lr_warmup_init > optimizer.lr:
+        raise UserError("--lr must not be below --min-lr or --lr-warmup-init, and none below 0")
+    if optimizer.lr_warmup_iters < 0:
+        raise UserError("--lr-warmup-iters must not be negative")
+    if optimizer.lr_warmup_iters >= (optimizer.lr_decay_iters or training.train_iters):
+        raise UserError("--lr-warmup-iters must be less than --lr-decay-iters (or --train-iters)")
+    if optimizer.clip_grad < 0.0 or optimizer.weight_decay < 0.0:
+        raise UserError("--clip-grad and --weight-decay must not be negative")
+
+
+def _check_files(data: DataOptions) -> None:
+    for flag, path in (
+        ("--data-path", f"{data.data_path}.bin"),
+        ("--data-path", f"{data.data_path}.idx"),
+        ("--vocab-file", data.vocab_file),
+        ("--merge-file", data.merge_file),
+    ):
+        if not Path(path).is_file():
+            raise UserError(
+                f"{flag}: there is no file {path}; `bamboo preprocess` makes data files"
+            )
+
+
+class _Refuse(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        flag = self.option_strings[0]
+        parser.error(f"{flag}: {UNSUPPORTED[flag]} is not supported yet; leave the flag out")
+
+
+def _add_group(parser: argparse.ArgumentParser, option_class: type) -> None:
+    group = parser.add_argument_group(str(option_class.__doc__))
+    for field in dataclasses.fields(option_class):
+        help_text = field.metadata["help"]
+        if _value_type(field) is bool:
+            group.add_argument(_flag(field.name), action="store_true", help=help_text)
+            continue
+        required = field.default is dataclasses.MISSING
+        group.add_argument(
+            _flag(field.name),
+            type=_value_type(field),
+            required=required,
+            default=None if required else field.default,
+            choices=tuple(_value_type(field)(c) for c in field.metadata["choices"]) or None,
+            help=help_text if required or field.default is None else f"{help_text} (%(default)s)",
+        )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _value_type(field: dataclasses.Field[Any]) -> Any:
+    """The type of an option's value, without its "or None"."""
+    if isinstance(field.type, types.UnionType):
+        return next(kind for kind in typing.get_args(field.type) if kind is not types.NoneType)
+    return field.type
+
+
+def _option_class(field: dataclasses.Field[Any]) -> type:
+    assert isinstance(field.type, type)
+    return field.type

@@ -1,0 +1,29 @@
+"""A step's microbatches by number, behind the iterator that a forward step expects."""
+
+from collections.abc import Iterator
+from typing import Any
+
+
+class ReplayedIterator:
+    """Serves the microbatch that was selected, as often as it is asked for.
+
+    A takeover runs microbatches again, and a shadow runs its own and its victim's, so the place in
+    the iterator cannot be the number of calls. What the source gave is kept until the step is over.
+    """
+
+    def __init__(self, source: Iterator[Any]) -> None:
+        self._source = source
+        self._given: list[Any] = []
+        self._selected = 0
+
+    def select(self, microbatch: int) -> None:
+        """Choose what ``next`` gives."""
+        self._selected = microbatch
+
+    def __iter__(self) -> "ReplayedIterator":
+        return self
+
+    def __next__(self) -> Any:
+        while len(self._given) <= self._selected:
+            self._given.append(next(self._source))
+        return self._given[self._selected]

@@ -1,0 +1,70 @@
+"""The commit vector: everything that a step's commit makes known to all.
+
+One slot for each unit's sum of squares and one for each microbatch's loss. Each slot is filled by
+exactly one worker and is zero elsewhere, so that the sum over all workers is exact, and everyone
+adds the slots in the same order: the gradient norm and the loss do not depend on who holds what.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLayout:
+    """Which slot is whose."""
+
+    units: tuple[str, ...]  # of the whole model, in model order
+    num_pipelines: int
+    num_microbatches: int  # a pipeline
+
+    @property
+    def size(self) -> int:
+        """Number of slots."""
+        return len(self.units) + self.num_pipelines * self.num_microbatches
+
+    def fill(
+        self, squared_norms: Mapping[str, float], pipeline: int, losses: Mapping[int, float]
+    ) -> list[float]:
+        """One worker's contribution: the units and (by microbatch) losses that are its to give."""
+        slots = [0.0] * self.size
+        for unit, value in squared_norms.items():
+            slots[self.units.index(unit)] = value
+        for microbatch, value in losses.items():
+            slots[self._loss_slot(microbatch, pipeline)] = value
+        return slots
+
+    def gradient_norm(self, vector: Sequence[float]) -> float:
+        """The norm over each parameter once."""
+        return math.sqrt(_ordered_sum(vector[: len(self.units)]))
+
+    def loss(self, vector: Sequence[float]) -> float:
+        """The mean over the step's microbatches."""
+        losses = vector[len(self.units) :]
+        return _ordered_sum(losses) / len(losses)
+
+    def _loss_slot(self, microbatch: int, pipeline: int) -> int:
+        """Losses stand in the order of global microbatches."""
+        return len(self.units) + microbatch * self.num_pipelines + pipeline
+
+
+def unit_names(num_layers: int) -> tuple[str, ...]:
+    """The units of a GPT in model order."""
+    return ("embedding", *(f"layer{number}" for number in range(num_layers)), "head")
+
+
+def to_hex(vector: Iterable[float]) -> tuple[str, ...]:
+    """Exact text of a vector, for the store."""
+    return tuple(float(value).hex() for value in vector)
+
+
+def from_hex(texts: Iterable[str]) -> tuple[float, ...]:
+    """The vector that ``to_hex`` wrote."""
+    return tuple(float.fromhex(text) for text in texts)
+
+
+def _ordered_sum(values: Iterable[float]) -> float:
+    total = 0.0
+    for value in values:
+        total += value
+    return total

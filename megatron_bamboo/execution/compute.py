@@ -1,0 +1,130 @@
+"""Runs forward and backward actions on a worker's stages.
+
+Megatron-core's own ``forward_step`` and ``backward_step`` do the work, so that with the same
+inputs the bits are those of Megatron's schedules.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from megatron.core.pipeline_parallel.schedules import backward_step, forward_step
+from torch import Tensor
+
+from megatron_bamboo.config import Layout
+from megatron_bamboo.data.replay import ReplayedIterator
+from megatron_bamboo.execution.mailbox import Mailbox, Message
+from megatron_bamboo.execution.step_state import StepState
+from megatron_bamboo.model.place import set_current_stage
+from megatron_bamboo.model.randomness import DropoutSeeds
+from megatron_bamboo.model.stage import Stage
+from megatron_bamboo.schedule.actions import Action, Op
+from megatron_bamboo.schedule.schedule import Schedule
+
+ForwardStepFunc = Callable[..., Any]
+
+
+class Compute:
+    """The forward and backward passes of one worker."""
+
+    def __init__(
+        self,
+        stages: Mapping[int, Stage],
+        layout: Layout,
+        pipeline: int,
+        dropout: DropoutSeeds,
+        mailbox: Mailbox,
+    ) -> None:
+        self._stages = stages
+        self._layout = layout
+        self._pipeline = pipeline
+        self._dropout = dropout
+        self._mailbox = mailbox
+
+    def start_step(self) -> None:
+        """Forget the gradients of the step before, on replicas too."""
+        for stage in self._stages.values():
+            stage.start_step()
+
+    def forward(
+        self,
+        action: Action,
+        schedule: Schedule,
+        state: StepState,
+        forward_step_func: ForwardStepFunc,
+        data: ReplayedIterator,
+    ) -> None:
+        """Run F or RF: the same function of the same inputs, on the primary or the replica."""
+        key = action.with_op(Op.F)
+        assert action.chunk is not None and action.microbatch is not None
+        chunk = self._stages[action.stage].chunks[action.chunk]
+        input_tensor = self._input(key, schedule, state)
+        is_last = schedule.downstream(key, Op.F) is None
+        self._set_context(action, data, state.step)
+        reported: list[Any] = []
+        output, _num_tokens = forward_step(
+            forward_step_func,
+            data,
+            chunk,
+            # Each microbatch counts 1/total, over all pipelines.
+            self._layout.total_microbatches,
+            input_tensor,
+            reported,
+            chunk.config,
+            cp_group_size=1,
+            current_microbatch=action.microbatch,
+            is_last_stage=is_last,
+        )
+        state.saved[key] = (input_tensor, output)
+        if is_last:
+            state.reports[action.microbatch] = reported[0]
+            state.losses[action.microbatch] = _loss_of(reported[0])
+        else:
+            state.outputs[key] = output.detach().contiguous()
+
+    def backward(self, action: Action, schedule: Schedule, state: StepState) -> None:
+        """Run B: adds to the gradients, keeps the gradient of the input."""
+        input_tensor, output = state.saved.pop(action.with_op(Op.F))
+        gradient = self._output_gradient(action, schedule, state)
+        assert action.chunk is not None
+        config = self._stages[action.stage].chunks[action.chunk].config
+        input_gradient = backward_step(input_tensor, output, gradient, None, config)
+        if input_gradient is not None:
+            # As it goes over the wire, so that a local neighbour computes the same bits.
+            state.input_gradients[action] = input_gradient.contiguous()
+
+    def _input(self, forward: Action, schedule: Schedule, state: StepState) -> Tensor | None:
+        producer = schedule.upstream(forward, Op.F)
+        if producer is None:
+            return None  # data
+        tensor = state.outputs.get(producer)
+        if tensor is None:
+            tensor = self._received(forward.with_op(Op.RECV_F), state.step)
+        return tensor.detach().requires_grad_()
+
+    def _output_gradient(
+        self, backward: Action, schedule: Schedule, state: StepState
+    ) -> Tensor | None:
+        producer = schedule.downstream(backward, Op.B)
+        if producer is None:
+            return None  # the loss
+        tensor = state.input_gradients.get(producer)
+        if tensor is None:
+            tensor = self._received(backward.with_op(Op.RECV_B), state.step)
+        return tensor
+
+    def _received(self, receive: Action, step: int) -> Tensor:
+        """A message that an action before this one has waited for."""
+        return self._mailbox.take(Message(step, receive), 0.0, lambda: False, "its sender")
+
+    def _set_context(self, action: Action, data: ReplayedIterator, step: int) -> None:
+        assert action.microbatch is not None
+        data.select(action.microbatch)
+        set_current_stage(action.stage, self._layout.num_stages)
+        self._dropout.step = step
+        self._dropout.microbatch = action.microbatch * self._layout.num_pipelines + self._pipeline
+
+
+def _loss_of(reported: Any) -> float:
+    """The loss of a microbatch from what the loss function reported: its first value."""
+    value = next(iter(reported.values())) if isinstance(reported, Mapping) else reported
+    return float(value)

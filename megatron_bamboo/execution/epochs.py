@@ -1,0 +1,181 @@
+"""Follows the epochs from a thread of its own, so that a busy or blocked worker still answers.
+
+When the coordinator announces a loss, this thread leaves the commit for good, ends the groups that
+the lost nodes were in, writes this worker's record once, publishes its progress if its pipeline
+was hit, and fetches the next plan. The main thread acts on the plan between two actions.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from megatron_bamboo.execution.errors import DeadlineExceeded
+from megatron_bamboo.execution.ledger import CommitLedger
+from megatron_bamboo.membership.store_client import StoreClient, StoreError, StoreTimeout
+from megatron_bamboo.planner.plan import Plan
+from megatron_bamboo.schedule.actions import Action
+from megatron_bamboo.schedule.takeover import Progress
+
+logger = logging.getLogger(__name__)
+
+FENCED_STATUS = 75
+STORE_LOST_STATUS = 76
+_POLL_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepProgress:
+    """A worker's progress and the step that it belongs to."""
+
+    step: int
+    progress: Progress
+
+    def to_json(self) -> str:
+        """The value of ``progress/<epoch>/<node>``."""
+        return json.dumps(
+            {
+                "step": self.step,
+                "done": [str(action) for action in sorted(self.progress.done)],
+                "received": [str(action) for action in sorted(self.progress.received)],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "StepProgress":
+        """The progress that ``to_json`` wrote."""
+        values = json.loads(text)
+        done, received = (
+            frozenset(Action.parse(word) for word in values[name]) for name in ("done", "received")
+        )
+        return cls(int(values["step"]), Progress(done, received))
+
+
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """What the control thread asks of the rest of the worker."""
+
+    leave_groups: Callable[[Collection[str]], None]
+    progress: Callable[[], StepProgress]
+    wake: Callable[[], None]
+
+
+class EpochWatch:
+    """The plan in force and, from another thread, the next one."""
+
+    def __init__(
+        self, client: StoreClient, node: str, plan: Plan, ledger: CommitLedger, handlers: Handlers
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._ledger = ledger
+        self._handlers = handlers
+        self._condition = threading.Condition()
+        self._pending: list[Plan] = []
+        self._newest = plan
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="epochs", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow the epochs."""
+        self._thread.start()
+
+    def has_pending(self) -> bool:
+        """Whether a plan waits to be acted upon."""
+        return bool(self._pending)
+
+    def take_pending(self) -> Plan:
+        """The oldest plan that has not been acted upon."""
+        with self._condition:
+            return self._pending.pop(0)
+
+    def wait_for_plan(self, seconds: float, why: str) -> None:
+        """Wait until a new plan is there.
+
+        Raises:
+            DeadlineExceeded: nobody said within the time that a node is lost.
+        """
+        deadline = time.monotonic() + seconds
+        with self._condition:
+            while not self._pending:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._condition.wait(left):
+                    raise DeadlineExceeded(
+                        f"{why}, but no node was declared lost in {seconds:.0f} s "
+                        f"(epoch {self._newest.epoch})"
+                    )
+
+    def progress_of(self, epoch: int, node: str, seconds: float) -> StepProgress | None:
+        """What a survivor published when an epoch ended; None if it was lost before it could.
+
+        Raises:
+            DeadlineExceeded: it neither published nor was declared lost.
+        """
+        key = f"progress/{epoch}/{node}"
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            value = self._client.get(key)
+            if value is not None:
+                return StepProgress.from_json(value)
+            if any(node in plan.lost for plan in list(self._pending)):
+                return None
+            with contextlib.suppress(StoreTimeout):
+                self._client.wait([key], timeout_seconds=0.1)
+        raise DeadlineExceeded(f"{node} did not publish its progress in epoch {epoch}")
+
+    def close(self) -> None:
+        """Stop following; the training is over."""
+        self._closed = True
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._follow_one()
+        except (StoreError, StoreTimeout) as error:
+            # Without the store nobody knows whether this worker still belongs to the job.
+            if not self._closed:
+                self._exit(STORE_LOST_STATUS, f"the store is lost: {error}")
+
+    def _follow_one(self) -> None:
+        epoch = self._newest.epoch
+        try:
+            self._client.wait([f"ending/{epoch}"], timeout_seconds=_POLL_SECONDS)
+        except StoreTimeout:
+            return
+        announced = self._client.get(f"ending/{epoch}")
+        assert announced is not None
+        lost = json.loads(announced)["lost"]
+        self._leave(epoch, lost)
+        self._client.wait([f"plan/{epoch + 1}"], timeout_seconds=self._client.deadline_seconds)
+        published = self._client.get(f"plan/{epoch + 1}")
+        assert published is not None
+        plan = Plan.from_json(published)
+        if self._node in plan.lost:
+            self._exit(FENCED_STATUS, f"this node was declared lost in epoch {plan.epoch}")
+        # A node that was declared lost while records were gathered is in no announcement.
+        self._handlers.leave_groups(plan.lost)
+        with self._condition:
+            self._newest = plan
+            self._pending.append(plan)
+            self._condition.notify_all()
+        self._handlers.wake()
+
+    def _leave(self, epoch: int, lost: Collection[str]) -> None:
+        record = self._ledger.leave().to_json().encode()
+        self._handlers.leave_groups(lost)
+        # Progress first: who reads the plan, which needs every record, finds all progress there.
+        self._client.set(
+            f"progress/{epoch}/{self._node}", self._handlers.progress().to_json().encode()
+        )
+        held = self._client.compare_set(f"record/{epoch}/{self._node}", None, record)
+        if held != record:
+            self._exit(FENCED_STATUS, f"this node was fenced in epoch {epoch}")
+
+    def _exit(self, status: int, reason: str) -> None:
+        """End at once, without applying or writing anything more."""
+        logger.error("%s: %s", self._node, reason)
+        os._exit(status)

@@ -1,0 +1,373 @@
+"""Runs programs: a table from operation to method, and a short loop.
+
+Between two actions the loop looks whether the plan has changed, and if so follows it: groups and
+channels are remade where the lost node was in them, the program is replaced by what remains, and
+the loop goes on. A failed wait is only a sign of a loss; the loop then waits for the plan that
+says so. Megatron's ``forward_backward_func`` is the forward and backward part of a program; the
+training step runs its tail.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from megatron_bamboo.config import Layout
+from megatron_bamboo.data.replay import ReplayedIterator
+from megatron_bamboo.execution.compute import Compute, ForwardStepFunc
+from megatron_bamboo.execution.epochs import EpochWatch, StepProgress
+from megatron_bamboo.execution.errors import EpochEnded, PeerLost
+from megatron_bamboo.execution.ledger import CommitLedger
+from megatron_bamboo.execution.mailbox import Message
+from megatron_bamboo.execution.pipeline import PipelineView
+from megatron_bamboo.execution.registry import (
+    COMMIT_GROUP,
+    GroupRegistry,
+    memberships,
+    stage_group,
+)
+from megatron_bamboo.execution.step_state import StepState
+from megatron_bamboo.execution.tail import Tail
+from megatron_bamboo.execution.transport import Expected, TensorShape, Transport
+from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.planner.plan import Plan
+from megatron_bamboo.schedule.actions import (
+    COMPUTE_OPS,
+    RECEIVE_OPS,
+    SEND_OPS,
+    TAIL_OPS,
+    Action,
+    Op,
+)
+from megatron_bamboo.schedule.takeover import Progress
+
+_LOGGED_AS_DONE = COMPUTE_OPS | SEND_OPS
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What messages look like."""
+
+    activation: TensorShape
+    tied: TensorShape | None
+    refresh: dict[int, TensorShape]  # by stage held
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an executor is made of; wired in ``training.py``."""
+
+    node: str
+    layout: Layout
+    compute: Compute
+    tail: Tail
+    transport: Transport
+    registry: GroupRegistry
+    ledger: CommitLedger
+    events: EventLog
+    shapes: Shapes
+    before_action: Callable[[Action, int], None]  # fault injection
+    wait_seconds: float
+
+
+class Executor:
+    """One worker's way through its programs."""
+
+    def __init__(self, parts: Parts, view: PipelineView, plan: Plan) -> None:
+        self._parts = parts
+        self._view = view
+        self._plan = plan
+        self._watch: EpochWatch | None = None
+        self._state = StepState(step=0)
+        self._queue: deque[Action] = deque()
+        self._forward_step_func: ForwardStepFunc | None = None
+        self._data: ReplayedIterator | None = None
+        self._perform: dict[Op, Callable[[Action], None]] = {
+            Op.F: self._forward,
+            Op.RF: self._forward,
+            Op.B: self._backward,
+            Op.SEND_F: self._send_output,
+            Op.SEND_B: self._send_gradient,
+            Op.RECV_F: self._receive,
+            Op.RECV_B: self._receive,
+            Op.REDUCE: lambda a: parts.tail.reduce(a.stage, self._state),
+            Op.SEND_TIE: lambda a: parts.tail.send_tie(a.stage, view.pipeline, self._state),
+            Op.TIE: lambda a: parts.tail.tie(a.stage, view.pipeline, self._state, self._take),
+            Op.SEND_REFRESH: self._send_refresh,
+            Op.RECV_REFRESH: self._receive_refresh,
+            Op.COMMIT: self._commit,
+            Op.STEP: self._step,
+        }
+
+    def start(self, watch: EpochWatch) -> None:
+        """Open channels and make the groups of the first plan."""
+        self._watch = watch
+        self._join(self._plan)
+        names = [stage_group(stage) for stage in self._view.in_force.stages_of(self._view.rank)]
+        for name in (*names, COMMIT_GROUP):
+            self._parts.registry.get(name)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in force."""
+        return self._plan
+
+    def progress(self) -> StepProgress:
+        """How far this worker has come; called from the control thread."""
+        state = self._state
+        received = self._parts.transport.mailbox.arrived(state.step)
+        done = frozenset(tuple(state.done))
+        return StepProgress(
+            state.step, Progress(done, frozenset(a for a in received if a.op in RECEIVE_OPS))
+        )
+
+    def begin_step(self, step: int, data: Iterator[Any], forward_step: ForwardStepFunc) -> None:
+        """Make the program of a step the one to run."""
+        self._follow_plans()
+        self._state = StepState(step)
+        self._data = ReplayedIterator(data)
+        self._forward_step_func = forward_step
+        self._parts.compute.start_step()
+        self._queue = deque(self._view.begin_step(step))
+        self._expect()
+
+    def forward_backward_func(
+        self,
+        *,
+        forward_step_func: ForwardStepFunc,
+        data_iterator: Any,
+        model: Any,
+        num_microbatches: int,
+        seq_length: int,
+        micro_batch_size: int,
+        decoder_seq_length: int | None = None,
+        forward_only: bool = False,
+        collect_non_loss_data: bool = False,
+        **_other: Any,
+    ) -> list[Any]:
+        """Megatron-core's signature: one step's forward and backward passes.
+
+        Returns what the loss function reported, by microbatch, where the last stage runs; an
+        empty list elsewhere. The step is the one after the last one finished.
+
+        Raises:
+            ValueError: for a call that this executor was not built for.
+        """
+        if forward_only or collect_non_loss_data:
+            raise ValueError("forward_only and collect_non_loss_data are not supported yet")
+        if num_microbatches != self._parts.layout.num_microbatches:
+            raise ValueError(
+                f"this schedule has {self._parts.layout.num_microbatches} microbatches, "
+                f"not {num_microbatches}"
+            )
+        self.begin_step(self._state.step + 1, _only(data_iterator), forward_step_func)
+        self._execute(until_tail=True)
+        reports = self._state.reports if self._view.runs_last_stage() else {}
+        return [reports[microbatch] for microbatch in sorted(reports)]
+
+    def finish_step(self) -> tuple[float, ...]:
+        """Run what is left of the step, its tail above all; the commit vector."""
+        self._execute(until_tail=False)
+        vector = self._parts.ledger.passed_vector(self._state.step)
+        assert vector is not None
+        return vector
+
+    # The loop.
+
+    def _execute(self, until_tail: bool) -> None:
+        while self._queue:
+            self._follow_plans()
+            action = self._queue[0]
+            if until_tail and action.op in TAIL_OPS:
+                return
+            self._parts.before_action(action, self._state.step)
+            start = time.monotonic()
+            try:
+                self._perform[action.op](action)
+            except EpochEnded:
+                continue
+            except PeerLost as lost:
+                self._await_plan(action, lost)
+                continue
+            self._queue.popleft()
+            if action.op in _LOGGED_AS_DONE:
+                self._state.done.append(action)
+            self._log(action, start)
+
+    def _follow_plans(self) -> None:
+        watch = self._watch
+        assert watch is not None, "start() comes first"
+        while watch.has_pending():
+            self._switch(watch.take_pending())
+
+    def _await_plan(self, action: Action, lost: PeerLost) -> None:
+        assert self._watch is not None
+        why = f"{action} of step {self._state.step}: {lost}"
+        self._parts.events.emit("peer_lost", why=why, epoch=self._plan.epoch)
+        self._watch.wait_for_plan(self._parts.wait_seconds, why)
+
+    def _switch(self, plan: Plan) -> None:
+        """Act by a new plan: what remains of this step, and all steps after it."""
+        start = time.monotonic()
+        parts, state, before = self._parts, self._state, self._plan
+        parts.ledger.adopt(plan.decision)
+        passed = parts.ledger.passed_vector(state.step) is not None
+        victims = self._view.victims(plan)
+        others = self._progress_of_others(plan, victims)
+        self._plan = plan
+        self._join(plan)
+        left = self._view.follow(victims, others, self.progress())
+        state.done[:] = [action for action in state.done if action in left.done]
+        in_step = bool(self._queue)
+        if in_step:
+            self._queue = deque(self._remaining(passed, bool(victims)))
+            self._expect()
+        self._log_takeover(before, plan, victims, start)
+
+    def _remaining(self, passed: bool, hit: bool) -> Iterator[Action]:
+        """What is left of the step under the new plan."""
+        if passed:
+            yield from (a for a in self._view.tail() if a.op is Op.STEP)
+            return
+        compute = self._view.remaining() if hit else self._queue
+        yield from (action for action in compute if action.op not in TAIL_OPS)
+        yield from self._view.tail()
+
+    def _progress_of_others(self, plan: Plan, victims: tuple[int, ...]) -> dict[int, StepProgress]:
+        """By rank, what the survivors published; only a shadow needs it to order its work."""
+        assert self._watch is not None
+        if not any(self._view.is_shadow_of(victim) for victim in victims):
+            return {}
+        published = {}
+        for rank in self._view.survivors(plan):
+            node = self._view.pipeline.ranks[rank]
+            progress = self._watch.progress_of(plan.epoch - 1, node, self._parts.wait_seconds)
+            if progress is not None:
+                published[rank] = progress
+        return published
+
+    def _join(self, plan: Plan) -> None:
+        parts, view = self._parts, self._view
+        groups = memberships(plan, parts.node, view.num_chunks, view.tied)
+        parts.registry.update(plan.epoch, groups)
+        view.set_pipeline(plan.pipelines[view.number])
+        parts.transport.connect(view.neighbours())
+
+    # The actions.
+
+    def _forward(self, action: Action) -> None:
+        assert self._forward_step_func is not None and self._data is not None
+        self._parts.compute.forward(
+            action, self._view.in_force, self._state, self._forward_step_func, self._data
+        )
+
+    def _backward(self, action: Action) -> None:
+        self._parts.compute.backward(action, self._view.in_force, self._state)
+
+    def _send_output(self, action: Action) -> None:
+        self._send(action, self._state.outputs[action.with_op(Op.F)])
+
+    def _send_gradient(self, action: Action) -> None:
+        self._send(action, self._state.input_gradients[action.with_op(Op.B)])
+
+    def _send(self, action: Action, tensor: Tensor) -> None:
+        receive = self._view.in_force.receive_of(action)
+        peer = self._view.pipeline.stages[receive.stage]
+        self._parts.transport.send(peer, Message(self._state.step, receive), tensor)
+
+    def _receive(self, action: Action) -> None:
+        sender = self._view.sender_of(action)
+        self._take(Message(self._state.step, action), sender)
+
+    def _send_refresh(self, action: Action) -> None:
+        peer = self._view.pipeline.replicas[action.stage]
+        assert peer is not None
+        self._parts.tail.send_refresh(action.stage, peer, self._state)
+
+    def _receive_refresh(self, action: Action) -> None:
+        peer = self._view.pipeline.stages[action.stage]
+        self._parts.tail.receive_refresh(action.stage, peer, self._state, self._take)
+
+    def _commit(self, action: Action) -> None:
+        self._parts.tail.commit(self._view.pipeline, self._state)
+
+    def _step(self, action: Action) -> None:
+        state, parts = self._state, self._parts
+        parts.tail.step(state)
+        parts.transport.finish_step(state.step)
+        # Only the step's number and progress are still asked for.
+        self._state = StepState(state.step)
+
+    def _take(self, message: Message, sender: str) -> Tensor:
+        assert self._watch is not None
+        return self._parts.transport.mailbox.take(
+            message, self._parts.wait_seconds, self._watch.has_pending, sender
+        )
+
+    def _expect(self) -> None:
+        """Let the channels receive what the program waits for, in its order."""
+        self._parts.transport.expect(
+            Expected(Message(self._state.step, action), self._view.sender_of(action), shape)
+            for action in self._queue
+            if (shape := self._shape_of(action)) is not None
+        )
+
+    def _shape_of(self, action: Action) -> TensorShape | None:
+        match action.op:
+            case Op.RECV_F | Op.RECV_B:
+                return self._parts.shapes.activation
+            case Op.RECV_REFRESH:
+                return self._parts.shapes.refresh[action.stage]
+            case Op.TIE if self._view.sender_of(action) != self._parts.node:
+                return self._parts.shapes.tied
+            case _:
+                return None
+
+    def _log(self, action: Action, start: float) -> None:
+        self._parts.events.emit(
+            "action",
+            action=str(action),
+            step=self._state.step,
+            epoch=self._plan.epoch,
+            start=start,
+            end=time.monotonic(),
+            pipeline=self._view.number,
+            rank=self._view.rank,
+        )
+
+    def _log_takeover(
+        self, before: Plan, plan: Plan, victims: tuple[int, ...], start: float
+    ) -> None:
+        events, node = self._parts.events, self._parts.node
+        events.emit(
+            "epoch",
+            epoch=plan.epoch,
+            step=self._state.step,
+            lost=plan.lost,
+            seconds=time.monotonic() - start,
+        )
+        old = before.pipelines[self._view.number]
+        for stage, (was, now) in enumerate(
+            zip(old.stages, self._view.pipeline.stages, strict=True)
+        ):
+            if was != now == node:
+                events.emit(
+                    "takeover",
+                    stage=stage,
+                    pipeline=self._view.number,
+                    step=self._state.step,
+                    epoch=plan.epoch,
+                    victim=was,
+                    shadow=node,
+                    in_step=bool(self._queue),
+                )
+
+
+def _only(data_iterator: Any) -> Iterator[Any]:
+    """The iterator of a model with one chunk a stage, given alone or as Megatron's list."""
+    if isinstance(data_iterator, list):
+        (data_iterator,) = data_iterator
+    return iter(data_iterator)

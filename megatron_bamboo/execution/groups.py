@@ -1,0 +1,190 @@
+"""Free-standing process groups that can be left at any moment.
+
+A group is made from the store under a name of its own, with no world group. gloo has no way to end
+a blocked operation from another thread (``abort`` and ``shutdown`` release nobody), but shutting
+down the group's sockets does, at once. They are recognised by their ports: each group has a
+listening socket of its own, and its members tell each other its port through the store.
+"""
+
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron_bamboo.execution.errors import PeerLost
+
+
+class Group(Protocol):
+    """What the executor needs of a process group."""
+
+    name: str
+    members: tuple[str, ...]
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum over the members, in place; returns when it is complete."""
+
+    def send(self, tensor: Tensor, peer: str, tag: int) -> dist.Work:
+        """Start sending; the tensor must live, unchanged, until the receiver has it."""
+
+    def receive(self, tensor: Tensor, peer: str, tag: int) -> None:
+        """Receive into a tensor; returns when it is complete."""
+
+    def release(self) -> None:
+        """End every operation of this member, blocked ones included; the group is dead after."""
+
+
+# Only the search for a new listening socket needs it: no rendezvous happens inside.
+_device_lock = threading.Lock()
+
+
+class GlooGroup:
+    """A group over gloo, for tensors in host memory."""
+
+    def __init__(
+        self, store: dist.Store, name: str, members: Sequence[str], me: str, timeout: timedelta
+    ) -> None:
+        self.name = name
+        self.members = tuple(members)
+        rank = self.members.index(me)
+        own = dist.PrefixStore(name, store)
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timeout
+        device, self._port = _new_device()
+        options._devices = [device]
+        own.set(f"port{rank}", str(self._port))
+        with self._errors("making the group"):
+            self._group = dist.ProcessGroupGloo(own, rank, len(self.members), options)
+            self._peer_ports = {int(own.get(f"port{i}")) for i in range(len(self.members))}
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        with self._errors("all-reduce"):
+            self._group.allreduce([tensor]).wait()
+
+    def send(self, tensor: Tensor, peer: str, tag: int) -> dist.Work:
+        with self._errors("send", peer):
+            return self._group.send([tensor], self.members.index(peer), tag)
+
+    def receive(self, tensor: Tensor, peer: str, tag: int) -> None:
+        with self._errors("receive", peer):
+            self._group.recv([tensor], self.members.index(peer), tag).wait()
+
+    def release(self) -> None:
+        for connection in _sockets():
+            with connection:
+                if self._is_mine(connection):
+                    # The peer may have closed it in this very moment.
+                    _shut_down(connection)
+
+    def _is_mine(self, connection: socket.socket) -> bool:
+        try:
+            here, there = connection.getsockname(), connection.getpeername()
+        except OSError:  # a listening socket, which must stay
+            return False
+        return here[1] == self._port or there[1] in self._peer_ports
+
+    @contextmanager
+    def _errors(self, what: str, peer: str | None = None) -> Iterator[None]:
+        try:
+            yield
+        # gloo raises RuntimeError alone; the store has types of its own for a rendezvous.
+        except (RuntimeError, TimeoutError, ConnectionError) as error:
+            peers = (peer,) if peer is not None else self.members
+            raise PeerLost(peers, f"{what} in {self.name}", error) from error
+
+
+class NcclGroup:
+    """A group over NCCL, for tensors on a GPU; messages of a pair match in order, not by tag.
+
+    Waits block the host, since whoever waits here decides by the result.
+    """
+
+    def __init__(
+        self, store: dist.Store, name: str, members: Sequence[str], me: str, timeout: timedelta
+    ) -> None:
+        self.name = name
+        self.members = tuple(members)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        own = dist.PrefixStore(name, store)
+        rank = self.members.index(me)
+        self._group = dist.ProcessGroupNCCL(own, rank, len(self.members), options)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        self._wait(self._group.allreduce([tensor]), "all-reduce")
+
+    def send(self, tensor: Tensor, peer: str, tag: int) -> dist.Work:
+        return self._group.send([tensor], self.members.index(peer), 0)
+
+    def receive(self, tensor: Tensor, peer: str, tag: int) -> None:
+        self._wait(self._group.recv([tensor], self.members.index(peer), 0), "receive")
+
+    def release(self) -> None:
+        self._group.abort()
+
+    def _wait(self, work: dist.Work, what: str) -> None:
+        try:
+            work.wait()
+            torch.cuda.current_stream().synchronize()
+        except RuntimeError as error:
+            raise PeerLost(self.members, f"{what} in {self.name}", error) from error
+
+
+def make_group(
+    store: dist.Store, name: str, members: Sequence[str], me: str, timeout: timedelta
+) -> Group:
+    """Make a group on the backend of this machine; every member calls this with equal arguments.
+
+    Raises:
+        PeerLost: a member did not come before the store's deadline.
+    """
+    kind = NcclGroup if torch.cuda.is_available() else GlooGroup
+    return kind(store, name, members, me, timeout)
+
+
+def _new_device() -> tuple[object, int]:
+    """A gloo device with a listening socket of its own, and that socket's port."""
+    with _device_lock:
+        before = _listening()
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo").split(",")[0]
+        device = dist.ProcessGroupGloo.create_device(interface=interface)
+        (port,) = _listening() - before
+    return device, port
+
+
+def _listening() -> set[int]:
+    ports = set()
+    for candidate in _sockets():
+        with candidate:
+            if candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                ports.add(candidate.getsockname()[1])
+    return ports
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """Duplicates of this process's TCP sockets; the caller closes them."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            duplicate = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # closed since it was listed
+            continue
+        if duplicate.family in (socket.AF_INET, socket.AF_INET6):
+            yield duplicate
+        else:
+            duplicate.close()
+
+
+def _shut_down(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return

@@ -1,0 +1,94 @@
+"""What this worker has done about the newest step's commit, and its leaving of an epoch.
+
+The main thread enters and passes commits; the control thread leaves the epoch when a loss is
+announced. Between them lies the one question that must have one answer for ever: did this worker
+pass the commit? So leaving shuts the commit group's sockets and waits until the main thread is out
+of the collective, one way or the other, before it says what happened.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from megatron_bamboo.execution.commit import from_hex, to_hex
+from megatron_bamboo.execution.errors import EpochEnded
+from megatron_bamboo.membership.decision import Record, StepDecision
+
+
+@dataclass(slots=True)
+class _LastCommit:
+    step: int
+    entered: bool = False
+    vector: tuple[float, ...] | None = None  # not None: passed
+
+
+class CommitLedger:
+    """Guards the commits of one worker."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._condition = threading.Condition()
+        self._last = _LastCommit(step=0)
+        self._epoch_left = False
+        self._release: Callable[[], None] | None = None  # set while in the collective
+
+    def commit(
+        self,
+        step: int,
+        collective: Callable[[], Sequence[float]],
+        release: Callable[[], None],
+    ) -> tuple[float, ...]:
+        """Enter the commit of a step, run the collective, and pass with its result.
+
+        Args:
+            collective: the sum over all live workers of the commit vector.
+            release: ends the collective from another thread.
+
+        Raises:
+            EpochEnded: the epoch was left before this worker could enter.
+            PeerLost: the collective failed.
+        """
+        with self._condition:
+            if self._epoch_left:
+                raise EpochEnded
+            self._last = _LastCommit(step, entered=True)
+            self._release = release
+        vector: tuple[float, ...] | None = None
+        try:
+            vector = tuple(collective())
+        finally:
+            with self._condition:
+                self._last.vector = vector
+                self._release = None
+                self._condition.notify_all()
+        return vector
+
+    def leave(self) -> Record:
+        """Leave the epoch for good; the record of what this worker did in it."""
+        with self._condition:
+            self._epoch_left = True
+            if self._release is not None:
+                self._release()
+            while self._release is not None:
+                self._condition.wait()
+            last = self._last
+            vector = None if last.vector is None else to_hex(last.vector)
+            return Record(self._node, last.step, last.entered, vector is not None, vector)
+
+    def adopt(self, decision: StepDecision | None) -> None:
+        """Begin a new epoch by its decision: take the vector handed over, or enter again."""
+        with self._condition:
+            self._epoch_left = False
+            if decision is None or decision.step != self._last.step:
+                return
+            if decision.applied and self._last.vector is None:
+                assert decision.vector is not None
+                self._last = _LastCommit(decision.step, True, from_hex(decision.vector))
+            elif not decision.applied:
+                assert self._last.vector is None, "a passed step was declared not applied"
+                self._last = _LastCommit(decision.step)
+
+    def passed_vector(self, step: int) -> tuple[float, ...] | None:
+        """The vector of a step whose commit this worker passed or was handed; None otherwise."""
+        with self._condition:
+            return self._last.vector if self._last.step == step else None

@@ -1,0 +1,131 @@
+"""A worker's view of its pipeline: which schedule is in force, and what a plan changes in it.
+
+No communication happens here; everything follows from the plan, the options and the progress.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from megatron_bamboo.config import Layout
+from megatron_bamboo.execution.epochs import StepProgress
+from megatron_bamboo.execution.registry import neighbours
+from megatron_bamboo.planner.plan import PipelinePlan, Plan
+from megatron_bamboo.schedule.actions import Action, Op
+from megatron_bamboo.schedule.lower import lower
+from megatron_bamboo.schedule.one_f_one_b import one_f_one_b
+from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy
+from megatron_bamboo.schedule.schedule import Program, Schedule
+from megatron_bamboo.schedule.tail import tail_program
+from megatron_bamboo.schedule.takeover import Progress, surviving_progress, take_over
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """A victim, the schedule of whole steps before its loss, and what others had done by then."""
+
+    schedule: Schedule
+    victim: int
+    others: Mapping[int, StepProgress]
+
+    def progress_in(self, step: int) -> dict[int, Progress]:
+        """By rank, the progress of those who were in this step."""
+        return {rank: made.progress for rank, made in self.others.items() if made.step == step}
+
+
+class PipelineView:
+    """The pipeline that one worker belongs to, as it stands."""
+
+    def __init__(
+        self, node: str, plan: Plan, layout: Layout, redundancy: Redundancy, tied: bool
+    ) -> None:
+        self.node = node
+        self.number = plan.pipeline_of(node)
+        self.pipeline = plan.pipelines[self.number]
+        self.rank = self.pipeline.rank_of(node)
+        self.tied = tied and layout.num_stages > 1
+        self.num_chunks = 1
+        compute = one_f_one_b(layout.num_stages, layout.num_microbatches)
+        self._steady = lower(add_redundancy(compute, redundancy))
+        self.in_force = self._steady
+        self._losses: list[_Loss] = []  # since the last step began
+
+    def begin_step(self, step: int) -> Program:
+        """The program of a step, tail included.
+
+        Where the others were already in this step when a node was lost, what they had done in it
+        counts: the takeover is then one in the middle of this step.
+        """
+        self.in_force = self._steady
+        in_step = [any(made.step == step for made in loss.others.values()) for loss in self._losses]
+        if any(in_step):
+            losses = self._losses[in_step.index(True) :]
+            self.in_force = losses[0].schedule
+            for loss in losses:
+                self.in_force = take_over(self.in_force, loss.victim, loss.progress_in(step))
+        self._losses.clear()
+        return (*self.in_force.programs[self.rank], *self.tail())
+
+    def tail(self) -> Program:
+        """The tail under the placement in force."""
+        return tail_program(self.in_force, self.rank, self.tied)
+
+    def remaining(self) -> Program:
+        """What a takeover left for this worker, without tail."""
+        return self.in_force.programs[self.rank]
+
+    def victims(self, plan: Plan) -> tuple[int, ...]:
+        """The ranks of this pipeline that a plan says are lost."""
+        ranks = self.pipeline.ranks
+        return tuple(sorted(ranks.index(node) for node in plan.lost if node in ranks))
+
+    def is_shadow_of(self, victim: int) -> bool:
+        """Whether this worker takes over from a victim."""
+        stages = self._steady.stages_of(victim)
+        return any(self._steady.replicas[stage] == self.rank for stage in stages)
+
+    def survivors(self, plan: Plan) -> tuple[int, ...]:
+        """The other live ranks of this pipeline under a plan."""
+        live = {plan.pipelines[self.number].rank_of(n) for n in plan.pipelines[self.number].stages}
+        return tuple(sorted(live - {self.rank}))
+
+    def follow(
+        self, victims: Sequence[int], others: Mapping[int, StepProgress], own: StepProgress
+    ) -> Progress:
+        """Take over from the victims, in this step and in all that follow.
+
+        Returns what still holds of this worker's own progress: a message to a victim is gone.
+        """
+        for victim in victims:
+            self._losses.append(_Loss(self._steady, victim, others))
+            known = _Loss(self.in_force, victim, others).progress_in(own.step)
+            known[self.rank] = own.progress
+            left = {r: surviving_progress(self.in_force, victim, {r: known[r]}) for r in known}
+            self.in_force = take_over(self.in_force, victim, known)
+            self._steady = take_over(self._steady, victim, {})
+            others = {r: replace(others[r], progress=left[r]) for r in left if r in others}
+            own = replace(own, progress=left[self.rank])
+        return own.progress
+
+    def neighbours(self) -> frozenset[str]:
+        """The nodes that this one exchanges messages with."""
+        return neighbours(self.pipeline, self.node, self.num_chunks, self.tied)
+
+    def set_pipeline(self, pipeline: PipelinePlan) -> None:
+        """Who holds what from now on."""
+        self.pipeline = pipeline
+
+    def runs_last_stage(self) -> bool:
+        """Whether the model's end is computed here."""
+        return self.pipeline.stages[-1] == self.node
+
+    def sender_of(self, action: Action) -> str:
+        """The node whose message an action waits for; this node itself where none is sent."""
+        match action.op:
+            case Op.RECV_F | Op.RECV_B:
+                return self.pipeline.stages[self.in_force.send_of(action).stage]
+            case Op.RECV_REFRESH:
+                return self.pipeline.stages[action.stage]
+            case Op.TIE:
+                return self.pipeline.stages[len(self.pipeline.stages) - 1 - action.stage]
+            case _:
+                return self.node

@@ -1,0 +1,143 @@
+"""Which groups this worker is in, from the plan, and the groups themselves, made when first used.
+
+A group's members follow from the plan, so every member computes the same list. The key of its
+rendezvous is the epoch since which the list is in force: a group that no loss has touched keeps
+its connections, also when its members first use it in different epochs.
+"""
+
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import timedelta
+
+from megatron_bamboo.execution.errors import PeerLost
+from megatron_bamboo.execution.groups import Group, make_group
+from megatron_bamboo.membership.torch_store import BambooStore
+from megatron_bamboo.planner.plan import PipelinePlan, Plan
+
+COMMIT_GROUP = "commit"
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A group's members in rank order, and the epoch since which they are its members."""
+
+    members: tuple[str, ...]
+    since: int
+
+
+def stage_group(stage: int) -> str:
+    """Name of the group that reduces a stage's gradients: its primaries in pipeline order."""
+    return f"stage{stage}"
+
+
+def pair_group(node: str, peer: str) -> str:
+    """Name of the group of two neighbours."""
+    return "pair/" + "+".join(sorted((node, peer)))
+
+
+def neighbours(pipeline: PipelinePlan, node: str, num_chunks: int, tied: bool) -> frozenset[str]:
+    """The nodes that a node exchanges messages with; a symmetric relation."""
+    stages, last = pipeline.stages, len(pipeline.stages) - 1
+    edges = {(stages[s], stages[s + 1]) for s in range(last)}
+    if tied or num_chunks > 1:
+        edges.add((stages[last], stages[0]))
+    for primary, holder in zip(stages, pipeline.replicas, strict=True):
+        if holder is not None:
+            edges.add((primary, holder))
+    near = {b for a, b in edges if a == node} | {a for a, b in edges if b == node}
+    return frozenset(near - {node})
+
+
+def memberships(plan: Plan, node: str, num_chunks: int, tied: bool) -> dict[str, tuple[str, ...]]:
+    """The members of every group that a node is in under a plan; groups of one are left out."""
+    pipeline = plan.pipelines[plan.pipeline_of(node)]
+    groups = {COMMIT_GROUP: plan.nodes}
+    for stage, primary in enumerate(pipeline.stages):
+        if primary == node:
+            groups[stage_group(stage)] = tuple(pipe.stages[stage] for pipe in plan.pipelines)
+    for peer in neighbours(pipeline, node, num_chunks, tied):
+        groups[pair_group(node, peer)] = tuple(sorted((node, peer)))
+    return {name: members for name, members in groups.items() if len(members) > 1}
+
+
+class GroupRegistry:
+    """The groups of one worker; safe to use from several threads."""
+
+    def __init__(
+        self, node: str, make_store: Callable[[str], BambooStore], timeout: timedelta
+    ) -> None:
+        self._node = node
+        self._make_store = make_store
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._memberships: dict[str, Membership] = {}
+        self._groups: dict[str, tuple[Group, BambooStore]] = {}
+        self._forming: dict[str, tuple[Membership, BambooStore]] = {}
+
+    def update(self, epoch: int, groups: dict[str, tuple[str, ...]]) -> None:
+        """Follow a plan; what has not changed stays as it is."""
+        with self._lock:
+            before = self._memberships
+            self._memberships = {
+                name: before[name]
+                if name in before and before[name].members == members
+                else Membership(members, epoch)
+                for name, members in groups.items()
+            }
+            for name, (group, _store) in list(self._groups.items()):
+                if name not in groups or group.members != groups[name]:
+                    group.release()
+                    del self._groups[name]
+
+    def get(self, name: str) -> Group | None:
+        """The group of this name, made if need be; None where this worker is alone in it.
+
+        Raises:
+            PeerLost: a member did not come, or is lost.
+        """
+        with self._lock:
+            if name in self._groups:
+                return self._groups[name][0]
+            membership = self._memberships.get(name)
+            if membership is None:
+                return None
+            store = self._make_store(f"group/{membership.since}/{name}/")
+            self._forming[name] = (membership, store)
+        try:
+            group = make_group(store, name, membership.members, self._node, self._timeout)
+        finally:
+            with self._lock:
+                del self._forming[name]
+        return self._keep(name, membership, group, store)
+
+    def leave(self, lost: Collection[str]) -> None:
+        """End every group, and every rendezvous, that a lost node is a member of."""
+        with self._lock:
+            for membership, store in self._forming.values():
+                if set(lost) & set(membership.members):
+                    store.cancel()
+            for name, (group, _store) in list(self._groups.items()):
+                if set(lost) & set(group.members):
+                    group.release()
+                    del self._groups[name]
+            self._memberships = {
+                name: membership
+                for name, membership in self._memberships.items()
+                if not set(lost) & set(membership.members)
+            }
+
+    def close(self) -> None:
+        """End all groups."""
+        with self._lock:
+            for group, _store in self._groups.values():
+                group.release()
+            self._groups.clear()
+
+    def _keep(self, name: str, membership: Membership, group: Group, store: BambooStore) -> Group:
+        with self._lock:
+            if self._memberships.get(name) is not membership:
+                group.release()
+                raise PeerLost(membership.members, f"making {name}", None)
+            self._groups[name] = (group, store)
+            return group

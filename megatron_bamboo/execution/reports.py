@@ -1,0 +1,51 @@
+"""Tells the store which steps have passed, without making the training wait for it.
+
+The first live node of the plan reports each step. After a loss whoever is first then reports the
+latest steps once more, since its predecessor may have died before it could; the store keeps the
+first report of a step, so nothing is said twice.
+"""
+
+import queue
+import threading
+from collections import deque
+
+from megatron_bamboo.membership.decision import StepReport
+from megatron_bamboo.membership.store_client import StoreClient
+
+# As many steps as the first node can be behind with its reports when it dies.
+_KEPT_REPORTS = 64
+
+
+class StepReporter:
+    """Writes ``passed/<step>`` from a thread of its own."""
+
+    def __init__(self, client: StoreClient) -> None:
+        self._client = client
+        self._latest: deque[StepReport] = deque(maxlen=_KEPT_REPORTS)
+        self._queue: queue.SimpleQueue[StepReport | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
+        self._thread.start()
+
+    def passed(self, report: StepReport, is_first: bool) -> None:
+        """Remember a step's report, and write it where this node is the first."""
+        self._latest.append(report)
+        if is_first:
+            self._queue.put(report)
+
+    def repeat(self) -> None:
+        """Write the latest reports again: this node may now be the first."""
+        for report in list(self._latest):
+            self._queue.put(report)
+
+    def finish(self) -> None:
+        """Write the last steps, whoever is first, and return when the store has them.
+
+        A worker that leaves cannot hand over a commit vector later.
+        """
+        self.repeat()
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (report := self._queue.get()) is not None:
+            self._client.compare_set(f"passed/{report.step}", None, report.to_json().encode())

@@ -1,0 +1,156 @@
+"""Runs the tail of an iteration: reduce, tie, refresh, commit, step.
+
+Each action can be run again after a loss and does only what is not done yet: a reduction is
+complete in the group in which it was made, a message is sent once to the same peer. Reductions are
+out of place, so their inputs are there until the commit.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from torch import Tensor
+
+from megatron_bamboo.execution.commit import CommitLayout
+from megatron_bamboo.execution.errors import TrainingError
+from megatron_bamboo.execution.ledger import CommitLedger
+from megatron_bamboo.execution.mailbox import Message
+from megatron_bamboo.execution.registry import COMMIT_GROUP, GroupRegistry, stage_group
+from megatron_bamboo.execution.step_state import StepState
+from megatron_bamboo.execution.transport import Transport
+from megatron_bamboo.model.stage import Stage
+from megatron_bamboo.planner.plan import PipelinePlan
+from megatron_bamboo.schedule.actions import Action, Op
+
+Receive = Callable[[Message, str], Tensor]
+
+
+class Tail:
+    """The tail actions of one worker."""
+
+    def __init__(
+        self,
+        node: str,
+        pipeline: int,
+        stages: dict[int, Stage],
+        layout: CommitLayout,
+        registry: GroupRegistry,
+        transport: Transport,
+        ledger: CommitLedger,
+        scheduler: OptimizerParamScheduler,
+        batch_size: int,
+    ) -> None:
+        self._node = node
+        self._pipeline = pipeline
+        self._stages = stages
+        self._layout = layout
+        self._registry = registry
+        self._transport = transport
+        self._ledger = ledger
+        self._scheduler = scheduler
+        self._batch_size = batch_size
+
+    def reduce(self, stage_number: int, state: StepState) -> None:
+        """Sum a stage's gradients over its primaries, unit by unit, out of place."""
+        group = self._registry.get(stage_group(stage_number))
+        if stage_number in state.reduced_in and state.reduced_in[stage_number] is group:
+            return
+        stage = self._stages[stage_number]
+        for unit in stage.units.values():
+            unit.reduced.copy_(unit.gradient)
+            if group is not None:
+                group.all_reduce(unit.reduced)
+        state.reduced_in[stage_number] = group
+        state.tied.discard(stage_number)
+        if stage.tied is not None:
+            state.role_gradients[stage_number] = stage.tied_gradient().clone()
+
+    def send_tie(self, stage_number: int, pipeline: PipelinePlan, state: StepState) -> None:
+        """Send this role's reduced gradient to the worker of the other role."""
+        other = len(pipeline.stages) - 1 - stage_number
+        message = Message(state.step, Action(other, None, Op.TIE, None))
+        peer = pipeline.stages[other]
+        self._send_once(peer, message, state.role_gradients[stage_number], state)
+
+    def tie(
+        self, stage_number: int, pipeline: PipelinePlan, state: StepState, receive: Receive
+    ) -> None:
+        """Add the two roles of the tied weight, first stage's first, apart from both inputs."""
+        if stage_number in state.tied:
+            return
+        other = len(pipeline.stages) - 1 - stage_number
+        if pipeline.stages[other] == self._node:
+            theirs = state.role_gradients[other]
+        else:
+            message = Message(state.step, Action(stage_number, None, Op.TIE, None))
+            theirs = receive(message, pipeline.stages[other])
+        roles = sorted(
+            [(stage_number, state.role_gradients[stage_number]), (other, theirs)],
+            key=lambda role: role[0],
+        )
+        self._stages[stage_number].tied_gradient().copy_(roles[0][1] + roles[1][1])
+        state.tied.add(stage_number)
+
+    def send_refresh(self, stage_number: int, peer: str, state: StepState) -> None:
+        """Send a stage's final gradient to its replica.
+
+        A copy is sent: a loss may make the reduction run again while this is under way. The
+        replica's holder enters the commit only when it has it, so a passed commit acknowledges it.
+        """
+        message = Message(state.step, Action(stage_number, None, Op.RECV_REFRESH, None))
+        self._send_once(peer, message, self._stages[stage_number].reduced, state)
+
+    def receive_refresh(
+        self, stage_number: int, peer: str, state: StepState, receive: Receive
+    ) -> None:
+        """Take a primary's final gradient for the replica held here."""
+        message = Message(state.step, Action(stage_number, None, Op.RECV_REFRESH, None))
+        self._stages[stage_number].reduced.copy_(receive(message, peer))
+
+    def commit(self, pipeline: PipelinePlan, state: StepState) -> None:
+        """Agree with all live workers that the step is applied, and learn the commit vector."""
+        group = self._registry.get(COMMIT_GROUP)
+        vector = torch.tensor(self._contribution(pipeline, state), dtype=torch.float64)
+
+        def collective() -> Sequence[float]:
+            if group is not None:
+                group.all_reduce(vector)
+            return [float(value) for value in vector]
+
+        def release() -> None:
+            if group is not None:
+                group.release()
+
+        self._ledger.commit(state.step, collective, release)
+
+    def step(self, state: StepState) -> tuple[float, ...]:
+        """Apply the step to everything held here; its commit has passed. Returns the vector."""
+        vector = self._ledger.passed_vector(state.step)
+        assert vector is not None, f"step {state.step} is applied before its commit"
+        norm = self._layout.gradient_norm(vector)
+        loss = self._layout.loss(vector)
+        if not (torch.isfinite(torch.tensor([norm, loss], dtype=torch.float64)).all()):
+            raise TrainingError(
+                f"step {state.step}: the loss is {loss} and the gradient norm {norm}; "
+                "lower the learning rate or look at the data"
+            )
+        for stage in self._stages.values():
+            stage.apply(norm)
+        self._scheduler.step(self._batch_size)
+        return vector
+
+    def _contribution(self, pipeline: PipelinePlan, state: StepState) -> list[float]:
+        """This worker's slots: pipeline 0 gives the units, each pipeline its losses."""
+        own = [number for number, node in enumerate(pipeline.stages) if node == self._node]
+        norms: dict[str, float] = {}
+        if self._pipeline == 0:
+            for number in own:
+                stage = self._stages[number]
+                norms |= {unit.name: stage.squared_norm(unit) for unit in stage.units.values()}
+        losses = state.losses if len(pipeline.stages) - 1 in own else {}
+        return self._layout.fill(norms, self._pipeline, losses)
+
+    def _send_once(self, peer: str, message: Message, tensor: Tensor, state: StepState) -> None:
+        if (message, peer) not in state.sent:
+            state.sent.add((message, peer))
+            self._transport.send(peer, message, tensor.clone())

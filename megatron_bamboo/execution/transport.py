@@ -1,0 +1,198 @@
+"""Messages between the workers of a pipeline: one channel to each neighbour.
+
+A channel has a process group of its own (so that remaking the victim's loses no message between
+others) and a thread that makes the group and receives what the program expects, in the program's
+order. So messages arrive while the main thread computes, a send never waits for a receiver, and
+a channel that breaks is a sign that only ends the channel.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megatron_bamboo.execution.errors import PeerLost
+from megatron_bamboo.execution.groups import Group
+from megatron_bamboo.execution.mailbox import Mailbox, Message
+from megatron_bamboo.schedule.actions import Op
+
+# A tag has 31 bits and must tell apart all messages that can be under way on one channel. Two
+# steps next to each other can overlap, more cannot, since a commit lies between them.
+_STEPS_TOLD_APART = 4
+_KINDS = (Op.RECV_F, Op.RECV_B, Op.TIE, Op.RECV_REFRESH)
+MAX_STAGES = 256
+MAX_CHUNKS = 32
+MAX_MICROBATCHES = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShape:
+    """What a message's tensor looks like."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def empty(self) -> Tensor:
+        """Memory for one such tensor."""
+        return torch.empty(self.size, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A message that a program waits for, and who sends it."""
+
+    message: Message
+    sender: str
+    shape: TensorShape
+
+
+def tag_of(message: Message) -> int:
+    """The number that identifies a message on its channel; below 2**31."""
+    receive = message.receive
+    chunk, microbatch = receive.chunk or 0, receive.microbatch or 0
+    assert receive.stage < MAX_STAGES and chunk < MAX_CHUNKS and microbatch < MAX_MICROBATCHES
+    tag = message.step % _STEPS_TOLD_APART * len(_KINDS) + _KINDS.index(receive.op)
+    return ((tag * MAX_STAGES + receive.stage) * MAX_CHUNKS + chunk) * MAX_MICROBATCHES + microbatch
+
+
+class Channel:
+    """The link to one peer."""
+
+    def __init__(self, peer: str, make_group: Callable[[], Group], mailbox: Mailbox) -> None:
+        self.peer = peer
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._mailbox = mailbox
+        self._expected: queue.SimpleQueue[Expected | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._group: Group | None = None
+        self._unsent: list[tuple[Message, Tensor]] = []
+        self._under_way: list[tuple[object, Tensor]] = []
+        self._broken = False
+        self._thread = threading.Thread(
+            target=self._run, args=(make_group,), name=f"channel-{peer}", daemon=True
+        )
+        self._thread.start()
+
+    def expect(self, expected: Expected) -> None:
+        """Receive this message, after those expected before it."""
+        self._expected.put(expected)
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        """Send, now or when the group is there; nothing on a broken channel, it stays in the log."""
+        with self._lock:
+            if self._broken:
+                return
+            if self._group is None:
+                self._unsent.append((message, tensor))
+                return
+            self._start(self._group, message, tensor)
+
+    def finish_sends(self) -> None:
+        """Forget what was sent: every receiver has it, as the passed commit proves."""
+        with self._lock:
+            self._under_way.clear()
+
+    def close(self) -> None:
+        """Leave the channel for good; when this returns nothing arrives any more."""
+        with self._lock:
+            self._broken = True
+            group = self._group
+        self._expected.put(None)
+        if group is not None:
+            group.release()
+            self._thread.join()
+        # Without a group the thread is in the rendezvous, and ends when it finds itself broken.
+
+    def _run(self, make_group: Callable[[], Group]) -> None:
+        try:
+            group = make_group()
+            self._open(group)
+            while (expected := self._expected.get()) is not None:
+                tensor = expected.shape.empty()
+                group.receive(tensor, self.peer, tag_of(expected.message))
+                self.bytes_received += tensor.nbytes
+                self._mailbox.put(expected.message, tensor)
+        except PeerLost:
+            with self._lock:
+                self._broken = True
+
+    def _open(self, group: Group) -> None:
+        with self._lock:
+            if self._broken:
+                group.release()
+                return
+            self._group = group
+            for message, tensor in self._unsent:
+                self._start(group, message, tensor)
+            self._unsent.clear()
+
+    def _start(self, group: Group, message: Message, tensor: Tensor) -> None:
+        try:
+            work = group.send(tensor, self.peer, tag_of(message))
+        except PeerLost:
+            self._broken = True
+            return
+        self.bytes_sent += tensor.nbytes
+        self._under_way.append((work, tensor))
+
+
+class Transport:
+    """All channels of a worker."""
+
+    def __init__(self, mailbox: Mailbox, make_group: Callable[[str], Group]) -> None:
+        self.mailbox = mailbox
+        self._make_group = make_group
+        self._channels: dict[str, Channel] = {}
+        self._expected: dict[Message, str] = {}
+
+    def connect(self, peers: Iterable[str]) -> None:
+        """Open a channel to each peer that has none."""
+        for peer in sorted(set(peers) - self._channels.keys()):
+            make = self._maker(peer)
+            self._channels[peer] = Channel(peer, make, self.mailbox)
+
+    def drop(self, peers: Iterable[str]) -> None:
+        """Close the channels to peers that are lost, and forget what they were to send."""
+        for peer in peers:
+            channel = self._channels.pop(peer, None)
+            if channel is not None:
+                channel.close()
+            self._expected = {m: p for m, p in self._expected.items() if p != peer}
+
+    def expect(self, expected: Iterable[Expected]) -> None:
+        """Receive these messages in this order, except what is here or expected already."""
+        for one in expected:
+            if one.message in self._expected or self.mailbox.holds(one.message):
+                continue
+            self._expected[one.message] = one.sender
+            self._channels[one.sender].expect(one)
+
+    def send(self, peer: str, message: Message, tensor: Tensor) -> None:
+        """Start sending a message."""
+        self._channels[peer].send(message, tensor)
+
+    def finish_step(self, step: int) -> None:
+        """Forget a step whose commit has passed."""
+        for channel in self._channels.values():
+            channel.finish_sends()
+        self.mailbox.forget_until(step)
+        self._expected = {m: p for m, p in self._expected.items() if m.step > step}
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        """Bytes sent and received by peer."""
+        return {
+            peer: (channel.bytes_sent, channel.bytes_received)
+            for peer, channel in sorted(self._channels.items())
+        }
+
+    def close(self) -> None:
+        """Close every channel."""
+        self.drop(tuple(self._channels))
+
+    def _maker(self, peer: str) -> Callable[[], Group]:
+        return lambda: self._make_group(peer)

@@ -1,0 +1,53 @@
+"""Randomness as a function of what a value is for.
+
+Initial weights depend on (seed, unit, parameter), dropout on (seed, step, global microbatch,
+unit). Nothing depends on rank numbers or on how much ran before, so that a redundant forward draws
+its primary's masks and the initial model does not depend on the layout.
+"""
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import torch
+from megatron.core.tensor_parallel.random import (
+    _MODEL_PARALLEL_RNG_TRACKER_NAME,
+    get_cuda_rng_tracker,
+)
+from torch import nn
+
+
+def derive_seed(seed: int, *purpose: str | int) -> int:
+    """A 63-bit seed for one purpose; equal arguments give equal seeds on every machine."""
+    text = "/".join(str(part) for part in (seed, *purpose))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+@dataclass(slots=True)
+class DropoutSeeds:
+    """Seeds the generators before each unit's forward pass.
+
+    ``step`` and ``microbatch`` (the global one) are set by whoever runs the forward pass.
+    """
+
+    seed: int
+    step: int = 0
+    microbatch: int = 0
+    enabled: bool = True
+    _hooks: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
+
+    def attach(self, unit: str, module: nn.Module) -> None:
+        """Draw this module's dropout from its unit's own seed."""
+
+        def reseed(_module: nn.Module, _args: object) -> None:
+            if self.enabled and _module.training:
+                _seed_generators(derive_seed(self.seed, self.step, self.microbatch, unit))
+
+        self._hooks.append(module.register_forward_pre_hook(reseed))
+
+
+def _seed_generators(seed: int) -> None:
+    torch.manual_seed(seed)
+    tracker = get_cuda_rng_tracker()
+    tracker.reset()
+    # Tensor-parallel regions draw from a generator of their own, also where there is one rank.
+    tracker.add(_MODEL_PARALLEL_RNG_TRACKER_NAME, derive_seed(seed, "tensor-parallel", 0))

@@ -1,0 +1,190 @@
+"""Everything that a worker holds of one stage: modules, gradient buffers, optimizer, scheduler.
+
+State is kept by unit. Each unit has a gradient buffer of its own (Megatron-core's
+``DistributedDataParallel`` over the unit's modules) and an optimizer of its own, so that a unit
+can be reduced, stepped, replicated and moved alone, with the same bits wherever it is. What does
+not fit:
+
+* DDP's reduction works in place and on one group for good. Reductions here are out of place (their
+  inputs must live until the commit) and on groups that change, so DDP only accumulates.
+* Megatron's optimizers sum the gradient norm by worker; here it comes from the commit vector.
+* ``clip_grad_by_total_norm_fp32`` insists on CUDA tensors; torch's own function does the same.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor, nn
+
+from megatron_bamboo.config import Layout, OptimizerOptions, Options
+from megatron_bamboo.model.gpt import ChunkPlace, build_chunk, place_of_stage, tied_weight, units_of
+from megatron_bamboo.model.randomness import DropoutSeeds
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit's gradient buffer and optimizer on this worker."""
+
+    name: str
+    buffer: DistributedDataParallel
+    optimizer: ChainedOptimizer
+    reduced: Tensor  # out-of-place result of the reduction, as long as the gradient buffer
+
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient accumulated by this worker, one flat tensor."""
+        (buffer,) = self.buffer.buffers
+        return buffer.grad_data
+
+    def reduced_part(self, parameter: nn.Parameter) -> Tensor:
+        """The part of the reduced gradient that belongs to one parameter."""
+        (buffer,) = self.buffer.buffers
+        start, end, _bucket = buffer.param_index_map[parameter]
+        return self.reduced[start:end]
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The unit's parameters by name, the same on every holder."""
+        yield from self.buffer.module.named_parameters()
+
+
+class Stage:
+    """One stage on one worker, as its primary or as a replica."""
+
+    def __init__(
+        self,
+        number: int,
+        chunk: GPTModel,
+        place: ChunkPlace,
+        options: OptimizerOptions,
+        groups: ProcessGroupCollection,
+    ) -> None:
+        self.number = number
+        self.chunks = (chunk,)
+        self.place = place
+        self.tied = tied_weight(chunk, place)
+        self.reduced, self.units = _make_units(chunk, place, options, groups)
+        self._clip = options.clip_grad
+
+    def start_step(self) -> None:
+        """Forget the gradients of the step before."""
+        for unit in self.units.values():
+            unit.buffer.zero_grad_buffer()
+
+    def tied_gradient(self) -> Tensor:
+        """The part of the reduced gradient that belongs to the tied weight's copy here."""
+        tied, name = self.tied, "embedding" if self.place.is_first else "head"
+        assert tied is not None, f"stage {self.number} has no role of a tied weight"
+        return self.units[name].reduced_part(tied)
+
+    def squared_norm(self, unit: Unit) -> float:
+        """Sum of squares of a unit's reduced gradient; a tied weight counts in the embedding."""
+        total = 0.0
+        for _name, parameter in unit.named_parameters():
+            if parameter is self.tied and not self.place.is_first:
+                continue
+            total += float(torch.linalg.vector_norm(unit.reduced_part(parameter))) ** 2
+        return total
+
+    def apply(self, gradient_norm: float) -> None:
+        """The purely local optimizer step, on the reduced gradients."""
+        for unit in self.units.values():
+            unit.gradient.copy_(unit.reduced)
+            unit.optimizer.prepare_grads()
+            if self._clip > 0.0:
+                nn.utils.clip_grads_with_norm_(
+                    unit.optimizer.get_parameters(), self._clip, torch.tensor(gradient_norm)
+                )
+            unit.optimizer.step_with_ready_grads()
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the stage's state as ``unit/parameter/kind``."""
+        for unit in self.units.values():
+            for name, parameter in unit.named_parameters():
+                yield f"{unit.name}/{name}/parameter", parameter.detach()
+                for kind, value in _moments(unit, parameter):
+                    yield f"{unit.name}/{name}/{kind}", value
+
+
+def build_stage(
+    number: int,
+    options: Options,
+    layout: Layout,
+    vocab_size: int,
+    groups: ProcessGroupCollection,
+    dropout: DropoutSeeds,
+) -> Stage:
+    """Build a stage with its initial weights, the same on every worker that holds it."""
+    place = place_of_stage(number, layout.num_stages, options.model.num_layers)
+    chunk = build_chunk(options.model, place, vocab_size, options.training.seed, groups, dropout)
+    return Stage(number, chunk, place, options.optimizer, groups)
+
+
+def build_scheduler(
+    stages: Mapping[int, Stage], options: OptimizerOptions, train_iters: int, batch: int
+) -> OptimizerParamScheduler:
+    """Megatron's learning-rate scheduler over all units that a worker holds; it counts samples."""
+    optimizers = [unit.optimizer for stage in stages.values() for unit in stage.units.values()]
+    decay_iters = options.lr_decay_iters or train_iters
+    return OptimizerParamScheduler(
+        ChainedOptimizer([inner for outer in optimizers for inner in outer.chained_optimizers]),
+        init_lr=options.lr_warmup_init,
+        max_lr=options.lr,
+        min_lr=options.min_lr,
+        lr_warmup_steps=options.lr_warmup_iters * batch,
+        lr_decay_steps=decay_iters * batch,
+        lr_decay_style=options.lr_decay_style,
+        start_wd=options.weight_decay,
+        end_wd=options.weight_decay,
+        wd_incr_steps=train_iters * batch,
+        wd_incr_style="constant",
+    )
+
+
+def _make_units(
+    chunk: GPTModel, place: ChunkPlace, options: OptimizerOptions, groups: ProcessGroupCollection
+) -> tuple[Tensor, dict[str, Unit]]:
+    """The units of a chunk, their reduced gradients being parts of one flat tensor."""
+    buffers = {
+        name: DistributedDataParallel(
+            chunk.config, DistributedDataParallelConfig(), modules, pg_collection=groups
+        )
+        for name, modules in units_of(chunk, place).items()
+    }
+    sizes = [buffer.buffers[0].grad_data.numel() for buffer in buffers.values()]
+    first = next(iter(buffers.values())).buffers[0].grad_data
+    reduced = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+    parts = reduced.split(sizes)
+    return reduced, {
+        name: Unit(name, buffer, _make_optimizer(buffer, options, groups), part)
+        for (name, buffer), part in zip(buffers.items(), parts, strict=True)
+    }
+
+
+def _make_optimizer(
+    buffer: DistributedDataParallel, options: OptimizerOptions, groups: ProcessGroupCollection
+) -> ChainedOptimizer:
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=options.lr,
+        min_lr=options.min_lr,
+        weight_decay=options.weight_decay,
+        adam_beta1=options.adam_beta1,
+        adam_beta2=options.adam_beta2,
+        adam_eps=options.adam_eps,
+        clip_grad=options.clip_grad,
+    )
+    return get_megatron_optimizer(
+        config, [buffer], pg_collection=groups, use_gloo_process_groups=False
+    )
+
+
+def _moments(unit: Unit, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
+    for optimizer in unit.optimizer.chained_optimizers:
+        for kind, value in sorted(optimizer.state.get(parameter, {}).items()):
+            yield kind, torch.as_tensor(value).detach()

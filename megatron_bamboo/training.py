@@ -1,0 +1,347 @@
+"""The training script's side: options, wiring, and the loop over steps.
+
+``bamboo run`` starts a script twice over. Once alone, to check everything and prepare the data
+before any worker exists; then on every node, to train. The only place where all is wired.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from megatron_bamboo.agent.job import JobShape
+from megatron_bamboo.config import Layout, Options, check_options, parse_options
+from megatron_bamboo.errors import UserError
+from megatron_bamboo.membership.decision import StepReport
+from megatron_bamboo.membership.store_client import StoreClient
+from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.planner.plan import Plan
+from megatron_bamboo.quiet import quiet_megatron_import
+
+with quiet_megatron_import():
+    import torch
+
+    from megatron_bamboo.data.gpt_dataset import (
+        TrainDataOptions,
+        build_train_dataset,
+        prepare_train_dataset,
+        read_microbatch,
+    )
+    from megatron_bamboo.data.samples import microbatch_samples
+    from megatron_bamboo.data.tokenizer import GPT2BPETokenizer, padded_vocab_size
+    from megatron_bamboo.execution.commit import CommitLayout, to_hex, unit_names
+    from megatron_bamboo.execution.compute import Compute, ForwardStepFunc
+    from megatron_bamboo.execution.epochs import EpochWatch, Handlers
+    from megatron_bamboo.execution.errors import TrainingError
+    from megatron_bamboo.execution.executor import Executor, Parts, Shapes
+    from megatron_bamboo.execution.injection import kill_before
+    from megatron_bamboo.execution.ledger import CommitLedger
+    from megatron_bamboo.execution.local_groups import single_member_groups
+    from megatron_bamboo.execution.mailbox import Mailbox
+    from megatron_bamboo.execution.pipeline import PipelineView
+    from megatron_bamboo.execution.registry import GroupRegistry, pair_group
+    from megatron_bamboo.execution.reports import StepReporter
+    from megatron_bamboo.execution.tail import Tail
+    from megatron_bamboo.execution.transport import TensorShape, Transport
+    from megatron_bamboo.membership.torch_store import BambooStore
+    from megatron_bamboo.model import cpu
+    from megatron_bamboo.model.gpt import prepare_process
+    from megatron_bamboo.model.randomness import DropoutSeeds
+    from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage
+    from megatron_bamboo.observe.state_dump import dump_stage
+
+USER_ERROR_STATUS = 2
+TRAINING_ERROR_STATUS = 1
+# The coordinator publishes the first plan when all agents are there.
+FIRST_PLAN_SECONDS = 600.0
+
+logger = logging.getLogger(__name__)
+
+
+def pretrain(forward_step: ForwardStepFunc, argv: Sequence[str] | None = None) -> int:
+    """Do this process's part of the run that ``bamboo run`` started; the exit status.
+
+    Args:
+        forward_step: Megatron's: takes the data iterator and a model chunk, returns the output and
+            the loss function.
+        argv: Megatron's flags; those of the command line if None.
+    """
+    phase = os.environ.get("BAMBOO_PHASE")
+    options = parse_options(sys.argv[1:] if argv is None else argv)
+    try:
+        if phase is None:
+            raise UserError("start this script with: bamboo run --nodes N SCRIPT FLAGS")
+        layout = check_options(options, int(os.environ["BAMBOO_NUM_NODES"]))
+        if phase == "prepare":
+            _prepare(options, layout, Path(os.environ["BAMBOO_JOB_DIR"]))
+            return 0
+    except UserError as error:
+        sys.stderr.write(f"{Path(sys.argv[0]).name}: {error}\n")
+        return USER_ERROR_STATUS
+    return _train(forward_step, options, layout)
+
+
+def _prepare(options: Options, layout: Layout, job_dir: Path) -> None:
+    """Check the data, build its indices, and tell the launcher the job's shape."""
+    samples = prepare_train_dataset(_data_options(options, layout), _tokenizer(options))
+    logger.info("%d training samples", samples)
+    JobShape(
+        num_stages=layout.num_stages,
+        num_pipelines=layout.num_pipelines,
+        num_microbatches=layout.num_microbatches,
+        redundancy=options.bamboo.bamboo_redundancy,
+        train_iters=options.training.train_iters,
+        global_batch_size=layout.global_batch_size,
+    ).write(job_dir)
+
+
+def _train(forward_step: ForwardStepFunc, options: Options, layout: Layout) -> int:
+    """Train on this node until the last step."""
+    _prepare_torch()
+    environment = WorkerEnvironment.read()
+    client = StoreClient(environment.store, environment.store_deadline_seconds)
+    worker = Worker(options, layout, environment, client)
+    try:
+        worker.train(forward_step)
+    except TrainingError as error:
+        # The same on every worker: the job ends, no node is at fault.
+        client.compare_set("failed", None, str(error).encode())
+        return TRAINING_ERROR_STATUS
+    client.set(f"done/{environment.node}", b"1")
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnvironment:
+    """What the launcher tells a worker."""
+
+    node: str
+    job_dir: Path
+    store: str
+    store_deadline_seconds: float
+    inject: str
+
+    @classmethod
+    def read(cls) -> "WorkerEnvironment":
+        """From the environment that the agent set."""
+        return cls(
+            node=os.environ["BAMBOO_NODE"],
+            job_dir=Path(os.environ["BAMBOO_JOB_DIR"]),
+            store=os.environ["BAMBOO_STORE"],
+            store_deadline_seconds=float(os.environ["BAMBOO_STORE_DEADLINE"]),
+            inject=os.environ.get("BAMBOO_INJECT", ""),
+        )
+
+
+class Worker:
+    """Everything that one worker is made of, wired together."""
+
+    def __init__(
+        self, options: Options, layout: Layout, environment: WorkerEnvironment, client: StoreClient
+    ) -> None:
+        self._options = options
+        self._layout = layout
+        self._environment = environment
+        self._client = client
+        self._events = EventLog(environment.job_dir / "events", environment.node)
+        node, training = environment.node, options.training
+        client.wait(["plan/0"], FIRST_PLAN_SECONDS)
+        self._plan = Plan.from_json(client.get("plan/0") or b"")
+        tied = not options.model.untie_embeddings_and_output_weights
+        self._view = PipelineView(node, self._plan, layout, options.bamboo.bamboo_redundancy, tied)
+        self._dropout = DropoutSeeds(training.seed)
+        self._stages = self._build_stages()
+        self._scheduler = build_scheduler(
+            self._stages, options.optimizer, training.train_iters, layout.global_batch_size
+        )
+        self._commit_layout = CommitLayout(
+            unit_names(options.model.num_layers), layout.num_pipelines, layout.num_microbatches
+        )
+        self._ledger = CommitLedger(node)
+        self._mailbox = Mailbox()
+        self._registry = GroupRegistry(node, self._make_store, self._timeout())
+        self._transport = Transport(self._mailbox, self._make_pair)
+        self._reporter = StepReporter(client)
+        self._executor = Executor(self._parts(), self._view, self._plan)
+        self._watch = EpochWatch(client, node, self._plan, self._ledger, self._handlers())
+        self._dataset = build_train_dataset(_data_options(options, layout), _tokenizer(options))
+
+    def train(self, forward_step: ForwardStepFunc) -> None:
+        """Run every step; then write down what is held."""
+        self._watch.start()
+        self._client.set(f"ready/{self._environment.node}", b"1")
+        self._executor.start(self._watch)
+        for step in range(1, self._options.training.train_iters + 1):
+            self._train_step(step, forward_step)
+        self._finish()
+
+    def _train_step(self, step: int, forward_step: ForwardStepFunc) -> None:
+        start = time.monotonic()
+        self._executor.forward_backward_func(
+            forward_step_func=forward_step,
+            data_iterator=self._microbatches(step),
+            model=[chunk for stage in self._stages.values() for chunk in stage.chunks],
+            num_microbatches=self._layout.num_microbatches,
+            seq_length=self._options.data.seq_length,
+            micro_batch_size=self._options.training.micro_batch_size,
+        )
+        learning_rate = self._learning_rate()
+        vector = self._executor.finish_step()
+        self._report(step, vector, learning_rate, time.monotonic() - start)
+
+    def _report(
+        self, step: int, vector: tuple[float, ...], learning_rate: float, seconds: float
+    ) -> None:
+        plan = self._executor.plan
+        report = StepReport(
+            step=step,
+            epoch=plan.epoch,
+            loss=self._commit_layout.loss(vector).hex(),
+            lr=learning_rate,
+            grad_norm=self._commit_layout.gradient_norm(vector).hex(),
+            samples=step * self._layout.global_batch_size,
+            seconds=seconds,
+            vector=to_hex(vector),
+        )
+        if plan is not self._plan:
+            self._plan = plan
+            self._reporter.repeat()
+        self._reporter.passed(report, is_first=plan.nodes[0] == self._environment.node)
+
+    def _finish(self) -> None:
+        self._reporter.finish()
+        pipeline = self._executor.plan.pipelines[self._view.number]
+        for number, stage in self._stages.items():
+            is_primary = pipeline.stages[number] == self._environment.node
+            dump_stage(
+                self._environment.job_dir,
+                self._environment.node,
+                self._view.number,
+                number,
+                "primary" if is_primary else "replica",
+                self._options.training.train_iters,
+                stage.state(),
+            )
+        self._events.emit("traffic", peers=self._transport.traffic())
+        self._watch.close()
+
+    def _microbatches(self, step: int) -> Iterator[dict[str, torch.Tensor]]:
+        """This pipeline's microbatches of a step: a function of the seed and the step alone."""
+        for microbatch in range(self._layout.num_microbatches):
+            indices = microbatch_samples(
+                step - 1,
+                self._view.number,
+                self._layout.num_pipelines,
+                microbatch,
+                self._options.training.micro_batch_size,
+                self._layout.global_batch_size,
+            )
+            yield read_microbatch(self._dataset, indices)
+
+    def _learning_rate(self) -> float:
+        return float(self._scheduler.get_lr(self._scheduler.optimizer.param_groups[0]))
+
+    def _build_stages(self) -> dict[int, Stage]:
+        """The stages that this worker runs, and those whose replica it holds."""
+        prepare_process()
+        groups = single_member_groups()
+        vocab = padded_vocab_size(
+            _tokenizer(self._options).vocab_size, self._options.model.make_vocab_size_divisible_by
+        )
+        schedule, rank = self._view.in_force, self._view.rank
+        return {
+            number: build_stage(number, self._options, self._layout, vocab, groups, self._dropout)
+            for number in (*schedule.stages_of(rank), *schedule.replicas_of(rank))
+        }
+
+    def _parts(self) -> Parts:
+        node, view = self._environment.node, self._view
+        tail = Tail(
+            node,
+            view.number,
+            self._stages,
+            self._commit_layout,
+            self._registry,
+            self._transport,
+            self._ledger,
+            self._scheduler,
+            self._layout.global_batch_size,
+        )
+        compute = Compute(self._stages, self._layout, view.number, self._dropout, self._mailbox)
+        return Parts(
+            node=node,
+            layout=self._layout,
+            compute=compute,
+            tail=tail,
+            transport=self._transport,
+            registry=self._registry,
+            ledger=self._ledger,
+            events=self._events,
+            shapes=self._shapes(),
+            before_action=kill_before(self._environment.inject, self._events),
+            wait_seconds=self._timeout().total_seconds(),
+        )
+
+    def _shapes(self) -> Shapes:
+        options = self._options
+        size = (
+            options.data.seq_length,
+            options.training.micro_batch_size,
+            options.model.hidden_size,
+        )
+        stage = next(iter(self._stages.values()))
+        like = stage.reduced
+        tied = [stage.tied_gradient() for stage in self._stages.values() if stage.tied is not None]
+        return Shapes(
+            activation=TensorShape(size, torch.float32, like.device),
+            tied=_shape_of(tied[0]) if tied else None,
+            refresh={number: _shape_of(stage.reduced) for number, stage in self._stages.items()},
+        )
+
+    def _handlers(self) -> Handlers:
+        def leave_groups(lost: Any) -> None:
+            self._registry.leave(lost)
+            self._transport.drop(lost)
+
+        return Handlers(
+            leave_groups=leave_groups, progress=self._executor.progress, wake=self._mailbox.wake
+        )
+
+    def _make_store(self, prefix: str) -> BambooStore:
+        return BambooStore(self._client, prefix, self._timeout().total_seconds())
+
+    def _make_pair(self, peer: str) -> Any:
+        return self._registry.get(pair_group(self._environment.node, peer))
+
+    def _timeout(self) -> timedelta:
+        return timedelta(minutes=self._options.parallel.distributed_timeout_minutes)
+
+
+def _prepare_torch() -> None:
+    # One thread a worker: with two, equal products gave different bits from run to run.
+    torch.set_num_threads(1)
+    cpu.install()
+
+
+def _tokenizer(options: Options) -> GPT2BPETokenizer:
+    return GPT2BPETokenizer(options.data.vocab_file, options.data.merge_file)
+
+
+def _data_options(options: Options, layout: Layout) -> TrainDataOptions:
+    return TrainDataOptions(
+        data_path=options.data.data_path,
+        sequence_length=options.data.seq_length,
+        seed=options.training.seed,
+        num_samples=options.training.train_iters * layout.global_batch_size,
+        split=options.data.split,
+        cache_path=options.data.data_cache_path,
+    )
+
+
+def _shape_of(tensor: torch.Tensor) -> TensorShape:
+    return TensorShape(tuple(tensor.shape), tensor.dtype, tensor.device)
