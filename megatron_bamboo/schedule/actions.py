@@ -51,6 +51,9 @@ COMPUTE_OPS = frozenset({Op.F, Op.B, Op.RF})
 SEND_OPS = frozenset({Op.SEND_F, Op.SEND_B})
 RECEIVE_OPS = frozenset({Op.RECV_F, Op.RECV_B})
 TAIL_OPS = frozenset(Op) - COMPUTE_OPS - SEND_OPS - RECEIVE_OPS
+# The messages that bring a computation its input and take its result away.
+RECEIVE_BEFORE = {Op.F: Op.RECV_F, Op.B: Op.RECV_B}
+SEND_AFTER = {Op.F: Op.SEND_F, Op.B: Op.SEND_B}
 _OP_ORDER = {op: place for place, op in enumerate(Op)}
 
 _NUMBER = "(0|[1-9][0-9]*)"

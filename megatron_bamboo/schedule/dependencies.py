@@ -3,11 +3,9 @@
 One answer for the validator, the simulator and the order of a takeover.
 """
 
-from megatron_bamboo.schedule.actions import Action, Op
+from megatron_bamboo.schedule.actions import RECEIVE_BEFORE, Action, Op
 from megatron_bamboo.schedule.schedule import NO_ACTIONS, Actions, Schedule
 from megatron_bamboo.schedule.tail import tied_pair
-
-_RECEIVE_BEFORE = {Op.F: Op.RECV_F, Op.B: Op.RECV_B}
 
 
 class Dependencies:
@@ -43,8 +41,8 @@ class Dependencies:
         producer = self.schedule.producer_of(action)
         if producer is None:
             return ()
-        if action.op in _RECEIVE_BEFORE:
-            receive = action.with_op(_RECEIVE_BEFORE[action.op])
+        if action.op in RECEIVE_BEFORE:
+            receive = action.with_op(RECEIVE_BEFORE[action.op])
             if receive in self.present or receive in self.received:
                 return (receive,)
         return (producer,)

@@ -6,7 +6,7 @@ from what has already arrived, so they are never merged by hand.
 
 from dataclasses import replace
 
-from megatron_bamboo.schedule.actions import Action, Op
+from megatron_bamboo.schedule.actions import COMPUTE_OPS, RECEIVE_BEFORE, SEND_AFTER, Action, Op
 from megatron_bamboo.schedule.schedule import (
     NO_ACTIONS,
     Actions,
@@ -14,9 +14,6 @@ from megatron_bamboo.schedule.schedule import (
     Schedule,
     count_promoted,
 )
-
-_SEND_AFTER = {Op.F: Op.SEND_F, Op.B: Op.SEND_B}
-_RECEIVE_BEFORE = {Op.F: Op.RECV_F, Op.B: Op.RECV_B}
 
 
 def lower(
@@ -49,7 +46,7 @@ def lower(
 
 def without_messages(program: Program) -> Program:
     """Only the computation of a program."""
-    return tuple(action for action in program if action.op in (Op.F, Op.B, Op.RF))
+    return tuple(action for action in program if action.op in COMPUTE_OPS)
 
 
 def _with_messages(schedule: Schedule, program: Program, wanted: Actions) -> Program:
@@ -68,11 +65,11 @@ def _with_messages(schedule: Schedule, program: Program, wanted: Actions) -> Pro
 def _receive_for(schedule: Schedule, action: Action) -> Action | None:
     """The receive of what an action takes from another worker."""
     producer = schedule.producer_of(action)
-    if action.op not in _RECEIVE_BEFORE or producer is None:
+    if action.op not in RECEIVE_BEFORE or producer is None:
         return None
     if schedule.placement[producer.stage] == schedule.placement[action.stage]:
         return None
-    return action.with_op(_RECEIVE_BEFORE[action.op])
+    return action.with_op(RECEIVE_BEFORE[action.op])
 
 
 def _send_for(schedule: Schedule, action: Action) -> Action | None:
@@ -84,7 +81,7 @@ def _send_for(schedule: Schedule, action: Action) -> Action | None:
             consumer = schedule.upstream(action, Op.B)
         case _:
             consumer = None
-    return None if consumer is None else action.with_op(_SEND_AFTER[action.op])
+    return None if consumer is None else action.with_op(SEND_AFTER[action.op])
 
 
 def _computation_of(send: Action) -> Action:

@@ -1,0 +1,145 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from megatron_bamboo.cli import main
+from megatron_bamboo.schedule.actions import Action
+
+EAGER = """\
+2 stages, 2 microbatches, redundancy eager: makespan 11 (a forward is 1, a backward 2)
+
+stage 0: on rank 0, replica on rank 1
+stage 1: on rank 1, replica on rank 0
+
+rank 0: 0.0F0 0.0SEND_F0 1.0RF0 0.0F1 0.0SEND_F1 1.0RF1 0.0RECV_B0 0.0B0 0.0RECV_B1 0.0B1 0REDUCE
+        0SEND_TIE 0TIE 0SEND_REFRESH 1RECV_REFRESH 0COMMIT 0STEP
+rank 1: 1.0RECV_F0 1.0F0 0.0RF0 1.0B0 1.0SEND_B0 1.0RECV_F1 1.0F1 0.0RF1 1.0B1 1.0SEND_B1 1REDUCE
+        1SEND_TIE 1TIE 1SEND_REFRESH 0RECV_REFRESH 1COMMIT 1STEP
+
+time  rank 0  rank 1
+0     0.0F0   .
+1     1.0RF0  1.0F0
+2     0.0F1   0.0RF0
+3     1.0RF1  1.0B0
+5     0.0B0   1.0F1
+6     |       0.0RF1
+7     .       1.0B1
+9     0.0B1   .
+
+rank 0: idle 3 of 11 (27.3%)
+rank 1: idle 3 of 11 (27.3%)
+"""
+
+TAKEOVER = """\
+rank 2 is lost at 6, before 2.0B1; rank 1 takes over stage 2
+the iteration ends at 23 instead of 15 (+53.3%), without the pause
+
+stage 0: on rank 0, no replica
+stage 1: on rank 1, replica on rank 0
+stage 2: on rank 1, no replica
+
+rank 0: 0.0RECV_B0 0.0B0 0.0RECV_B1 0.0B1 0.0RECV_B2 0.0B2 0REDUCE 0SEND_TIE 0TIE 1RECV_REFRESH
+        0COMMIT 0STEP
+rank 1: 1.0SEND_B0 2.0F0 2.0B0 2.0F1 2.0B1 1.0F2 2.0F2 2.0B2 1.0B1 1.0SEND_B1 1.0B2 1.0SEND_B2
+        1REDUCE 2REDUCE 2SEND_TIE 2TIE 1SEND_REFRESH 1COMMIT 1STEP
+
+time  rank 0  rank 1
+7     0.0B0   2.0F0
+8     |       2.0B0
+10    .       2.0F1
+11    .       2.0B1
+13    .       1.0F2
+14    .       2.0F2
+15    .       2.0B2
+17    .       1.0B1
+19    0.0B1   1.0B2
+21    0.0B2   .
+"""
+
+
+def schedule_command(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
+    status = main(["schedule", *options])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_text_of_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--stages", "2", "--microbatches", "2", "--redundancy", "eager")
+    assert schedule_command(capsys, *options) == (0, EAGER, "")
+
+
+def test_text_of_a_takeover(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--stages", "3", "--microbatches", "3", "--redundancy", "lazy", "--lose", "2.0B1")
+    status, out, _ = schedule_command(capsys, *options)
+    assert status == 0
+    assert out == TAKEOVER
+
+
+def test_json_holds_programs_times_and_the_takeover(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--stages", "4", "--microbatches", "8", "--lose", "1.0SEND_F2", "--format", "json")
+    status, out, _ = schedule_command(capsys, *options)
+    shown = json.loads(out)
+    assert status == 0
+    assert shown["makespan"] == 33
+    assert shown["placement"] == [0, 1, 2, 3]
+    takeover = shown["takeover"]
+    assert takeover["victim_rank"] == 1
+    assert takeover["placement"] == [0, 0, 2, 3]
+    assert takeover["programs"][1] == []
+    assert sorted(takeover["progress"]) == ["0", "2", "3"]
+    assert takeover["makespan"] > 33
+    for row, program in zip(takeover["timeline"], takeover["programs"], strict=True):
+        assert [timed["action"] for timed in row] == program
+        assert [str(Action.parse(text)) for text in program] == program
+
+
+@pytest.mark.parametrize("lines", [("4", "8"), ("8", "16")])
+def test_text_fits_a_hundred_columns(
+    capsys: pytest.CaptureFixture[str], lines: tuple[str, str]
+) -> None:
+    stages, microbatches = lines
+    options = ("--stages", stages, "--microbatches", microbatches, "--redundancy", "eager")
+    for more in ((), ("--lose", "3.0B4")):
+        _, out, _ = schedule_command(capsys, *options, *more)
+        assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--stages 2 --microbatches 2 --chunks 2", "interleaving is not supported yet"),
+        ("--stages 0 --microbatches 2 --redundancy none", "at least one stage"),
+        ("--stages 2 --microbatches 0", "at least one stage and one microbatch"),
+        ("--stages 1 --microbatches 2", "use more stages or no redundancy"),
+        ("--stages 2 --microbatches 2 --lose 2.0b3", "'2.0b3' is no action"),
+        ("--stages 2 --microbatches 2 --lose 2.0B1", "2.0B1 is in no program"),
+        ("--stages 2 --microbatches 2 --lose 1REDUCE", "the commit decides"),
+        ("--stages 2 --microbatches 2 --lose 1.0B1 --redundancy none", "--lose needs replicas"),
+    ],
+)
+def test_bad_input_gets_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], options: str, message: str
+) -> None:
+    status, out, err = schedule_command(capsys, *options.split())
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_every_process_finds_the_same_takeover() -> None:
+    """Survivors compute it apart, and the order of a set differs between processes."""
+    command = [sys.executable, "-m", "megatron_bamboo", "schedule", "--format", "json"]
+    options = ["--stages", "5", "--microbatches", "9", "--redundancy", "eager", "--lose", "2.0B4"]
+    shown = {
+        subprocess.run(
+            command + options,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(shown) == 1
