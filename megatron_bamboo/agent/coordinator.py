@@ -1,0 +1,175 @@
+"""The coordinator: ends an epoch at a loss, and publishes the plan of the next.
+
+It keeps nothing that another coordinator could not read from the store or see on its connections.
+One decision is under way at a time and there is no collecting window: what is lost meanwhile goes
+into the next epoch. The decisions themselves are pure functions elsewhere
+(``membership/decision.py``, ``planner/plan.py``); here is only who is asked and who is told.
+"""
+
+import asyncio
+import json
+import time
+
+from megatron_bamboo.agent.job import JobSpec
+from megatron_bamboo.agent.members import Members
+from megatron_bamboo.agent.report import Reporter
+from megatron_bamboo.membership.decision import (
+    FENCED_VALUE,
+    Fenced,
+    Record,
+    StepReport,
+    decide_step,
+    parse_record,
+)
+from megatron_bamboo.membership.table import Table
+from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
+
+
+class JobFailed(Exception):
+    """The job cannot go on, for a reason other than a stage without a holder."""
+
+
+class Coordinator:
+    """Leads one job from its agents' hello to its last worker's end."""
+
+    def __init__(self, spec: JobSpec, table: Table, events: EventLog, reporter: Reporter) -> None:
+        shape = spec.shape
+        self.members = Members(spec.nodes, table, events)
+        self._deadlines = spec.deadlines
+        self._table = table
+        self._events = events
+        self._reporter = reporter
+        self._plan = initial_plan(
+            spec.nodes, shape.num_stages, shape.num_microbatches, shape.redundancy
+        )
+        self._reports: list[bytes] = []
+        self._moved = time.monotonic()
+        table.subscribe("passed/", lambda _, value: self._reports.append(value))
+        for prefix in ("passed/", "record/"):
+            table.subscribe(prefix, lambda _, __: self.members.news.set())
+
+    async def run(self) -> None:
+        """Lead the job until its training is done; NoHolder or JobFailed where that cannot be."""
+        await self._await_agents()
+        self._publish(self._plan)
+        members = self.members
+        groups = ", ".join(f"{node} {pid}" for node, pid in members.groups().items())
+        self._reporter.note(f"started, with process groups: {groups}")
+        while True:
+            nodes = set(self._plan.nodes)
+            lost = nodes & members.lost.keys()
+            # One that has finished has passed the last commit: all steps are applied everywhere.
+            if members.finished and nodes <= members.finished | lost:
+                break
+            if lost:
+                await self._change_epoch(lost)
+            else:
+                await self._await_step()
+        self._say_reports()
+        for node in sorted(lost):
+            self._reporter.note(f"lost {node} ({members.lost[node]}) after the last step")
+        self._events.emit("finished_job", epoch=self._plan.epoch)
+
+    async def _await_agents(self) -> None:
+        until = time.monotonic() + self._deadlines.startup_seconds
+        while missing := self.members.missing():
+            if not await self._hear(until):
+                raise JobFailed(
+                    f"{', '.join(missing)} did not start "
+                    f"within {self._deadlines.startup_seconds:g} s"
+                )
+
+    async def _await_step(self) -> None:
+        seconds = self._deadlines.stall_seconds
+        if not await self._hear(self._moved + seconds):
+            raise JobFailed(f"no iteration passed within {seconds:g} s")
+
+    async def _hear(self, until: float) -> bool:
+        """Wait for news; whether there was any by the monotonic time ``until``."""
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                await self.members.news.wait()
+        except TimeoutError:
+            return False
+        self.members.news.clear()
+        self._say_reports()
+        return True
+
+    def _say_reports(self) -> None:
+        reports, self._reports = self._reports, []
+        for report in reports:
+            self._moved = time.monotonic()
+            self._reporter.passed(StepReport.from_json(report))
+
+    async def _change_epoch(self, lost: set[str]) -> None:
+        """End the epoch at a loss, decide its newest step, and publish the plan that follows."""
+        epoch = self._plan.epoch
+        self._table.set(f"ending/{epoch}", json.dumps({"lost": sorted(lost)}).encode())
+        self._events.emit("ending", epoch=epoch, lost=sorted(lost))
+        records = await self._gather_records(epoch, lost)
+        for node, record in records.items():
+            if isinstance(record, Fenced):
+                seconds = self._record_seconds(node)
+                self.members.fence(node, f"it left no record within {seconds:g} s")
+                lost = lost | {node}
+        decision = None
+        if any(isinstance(record, Record) for record in records.values()):
+            decision = decide_step(records, self._confirmed(epoch))
+        self._publish(plan_after_loss(self._plan, lost, decision))
+        self._reporter.lost({node: self.members.lost[node] for node in lost}, self._plan)
+
+    async def _gather_records(self, epoch: int, lost: set[str]) -> dict[str, Record | Fenced]:
+        """Each survivor's record; one that is gone or silent past its time is fenced for good."""
+        members = self.members
+        began = time.monotonic()
+        until = {
+            node: began + self._record_seconds(node)
+            for node in self._plan.nodes
+            if node not in lost
+        }
+        while awaited := [
+            until[node]
+            for node in until
+            if self._table.get(_record_key(epoch, node)) is None
+            and until[node] > time.monotonic()
+            and node not in members.lost
+            and not members.is_done(node)
+        ]:
+            await self._hear(min(awaited))
+        return {node: self._fill_record(epoch, node) for node in until if not members.is_done(node)}
+
+    def _record_seconds(self, node: str) -> float:
+        is_ready = self._table.get(f"ready/{node}") is not None
+        return self._deadlines.record_seconds if is_ready else self._deadlines.startup_seconds
+
+    def _fill_record(self, epoch: int, node: str) -> Record | Fenced:
+        value = self._table.compare_set(_record_key(epoch, node), None, FENCED_VALUE)
+        assert value is not None
+        return parse_record(node, value)
+
+    def _confirmed(self, epoch: int) -> dict[int, StepReport]:
+        """The steps that passed in this epoch. What a worker of an older one wrote late is no
+        proof: that step may have been decided otherwise since."""
+        reports = map(StepReport.from_json, self._table.items("passed/").values())
+        return {report.step: report for report in reports if report.epoch == epoch}
+
+    def _publish(self, plan: Plan) -> None:
+        epoch = plan.epoch
+        values = {f"plan/{epoch}": plan.to_json().encode(), "epoch": str(epoch).encode()}
+        self._table.set_all(values)
+        # Workers may still be leaving the epoch before; nobody needs the rendezvous of older ones.
+        self._table.delete_prefix(f"group/{epoch - 2}/")
+        self._plan = plan
+        self._moved = time.monotonic()
+        self._events.emit("plan", epoch=epoch, lost=plan.lost, reason=plan.reason)
+        if plan.decision is not None:
+            decision = plan.decision
+            self._events.emit(
+                "decision", epoch=epoch, step=decision.step, applied=decision.applied,
+                reason=decision.reason,
+            )  # fmt: skip
+
+
+def _record_key(epoch: int, node: str) -> str:
+    return f"record/{epoch}/{node}"

@@ -1,0 +1,129 @@
+"""What a job is: its shape, its nodes, the deadlines of its control plane, faults to inject."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Self
+
+from megatron_bamboo.errors import UserError
+from megatron_bamboo.schedule.actions import TAIL_OPS, Action
+
+JOB_FILE = "job.json"
+
+
+@dataclass(frozen=True, slots=True)
+class JobShape:
+    """What the launcher must know of a training script's options: the content of ``job.json``."""
+
+    num_stages: int
+    num_pipelines: int
+    num_microbatches: int
+    """Microbatches of one pipeline."""
+    redundancy: str
+    train_iters: int
+    global_batch_size: int
+
+    def write(self, job_dir: Path) -> None:
+        """Leave the shape where the launcher looks for it."""
+        (job_dir / JOB_FILE).write_text(json.dumps(asdict(self)) + "\n")
+
+    @classmethod
+    def read(cls, job_dir: Path) -> Self:
+        """The shape that the script's prepare phase left behind."""
+        path = job_dir / JOB_FILE
+        try:
+            values = json.loads(path.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            values = None
+        expected = {field.name for field in fields(cls)}
+        if not isinstance(values, dict) or values.keys() != expected:
+            raise UserError(
+                f"the script left no usable {path}: with BAMBOO_PHASE=prepare it must write "
+                f"{', '.join(sorted(expected))} there (see pretrain_gpt_bamboo.py)"
+            )
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """A node that dies just before an action of a step."""
+
+    node: str
+    step: int
+    action: Action
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From ``node5@iter7:2.0B3``."""
+        found = re.fullmatch(r"([^@]+)@iter([1-9][0-9]*):(.*)", text)
+        if found is None:
+            raise UserError(f"--inject {text}: write NODE@iterN:ACTION, like node5@iter7:2.0B3")
+        node, step, action = found.groups()
+        try:
+            return cls(node, int(step), Action.parse(action))
+        except ValueError as error:
+            raise UserError(f"--inject {text}: {error}") from None
+
+    def __str__(self) -> str:
+        return f"{self.node}@{self.for_worker()}"
+
+    def for_worker(self) -> str:
+        """The part that the node's worker is told: ``iter7:2.0B3``."""
+        return f"iter{self.step}:{self.action}"
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long the coordinator waits, in seconds."""
+
+    record_seconds: float = 5.0
+    """For the record of a worker that is ready, before the node is fenced."""
+    startup_seconds: float = 120.0
+    """For agents to say hello, and for the record of a worker that is still starting."""
+    stall_seconds: float = 1800.0
+    """Without an iteration or an epoch, before the job ends."""
+    store_seconds: float = 600.0
+    """What workers are told: how long they try to reach the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A job, ready to be run."""
+
+    nodes: tuple[str, ...]
+    shape: JobShape
+    job_dir: Path
+    injections: tuple[Injection, ...] = ()
+    deadlines: Deadlines = Deadlines()
+
+
+def check_victims(injections: Sequence[Injection], nodes: Sequence[str]) -> None:
+    """UserError for a fault in a node that is not there, or a second one in the same node."""
+    victims = [injection.node for injection in injections]
+    for injection in injections:
+        if injection.node not in nodes:
+            raise UserError(
+                f"--inject {injection}: there is no {injection.node}; the nodes are "
+                f"{nodes[0]} to {nodes[-1]}"
+            )
+        if victims.count(injection.node) > 1:
+            raise UserError(f"--inject {injection}: {injection.node} can die only once")
+
+
+def check_reachable(injection: Injection, shape: JobShape) -> None:
+    """UserError for a fault at an action that no worker of this job ever runs."""
+    action = injection.action
+    limits = [("iteration", injection.step, 1, shape.train_iters)]
+    limits.append(("stage", action.stage, 0, shape.num_stages - 1))
+    if action.op not in TAIL_OPS:
+        assert action.microbatch is not None and action.chunk is not None
+        limits.append(("chunk", action.chunk, 0, 0))
+        limits.append(("microbatch", action.microbatch, 0, shape.num_microbatches - 1))
+    for name, value, lowest, highest in limits:
+        if not lowest <= value <= highest:
+            raise UserError(
+                f"--inject {injection}: there is no {name} {value}; "
+                f"this job has {lowest} to {highest}"
+            )

@@ -1,0 +1,84 @@
+"""Who lives: what the coordinator knows of nodes from its connections to their agents."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from megatron_bamboo.membership.store_server import AgentLink
+from megatron_bamboo.membership.table import Table
+from megatron_bamboo.observe.events import EventLog
+
+
+class Members:
+    """The nodes of a job; each joins once and then is lost once, or finishes.
+
+    ``news`` is set at every change. A worker that has written ``done/<node>`` has nothing left to
+    lose, however it ends after that.
+    """
+
+    def __init__(self, nodes: Sequence[str], table: Table, events: EventLog) -> None:
+        self._nodes = tuple(nodes)
+        self._table = table
+        self._events = events
+        self._links: dict[str, AgentLink] = {}
+        self.lost: dict[str, str] = {}
+        """Each lost node with the sign that it is lost."""
+        self.finished: set[str] = set()
+        self.news = asyncio.Event()
+        self._is_over = False
+
+    def missing(self) -> list[str]:
+        """The nodes that have not joined."""
+        return [node for node in self._nodes if node not in self._links]
+
+    def groups(self) -> dict[str, int]:
+        """By node its process group: one SIGKILL to it and the node is gone."""
+        return {node: self._links[node].pid for node in self._nodes}
+
+    def is_done(self, node: str) -> bool:
+        """Whether a node's worker has finished the whole training."""
+        return self._table.get(f"done/{node}") is not None
+
+    def fence(self, node: str, cause: str) -> None:
+        """Take a node for lost and end it, though it may still run."""
+        self._ended(node, cause)
+        self._links[node].send({"op": "stop"})
+
+    def stop(self) -> None:
+        """End all nodes; how they end counts for nothing any more."""
+        self._is_over = True
+        for link in self._links.values():
+            link.send({"op": "stop"})
+
+    def joined(self, link: AgentLink) -> None:
+        """An agent said hello."""
+        if link.node not in self.missing():
+            raise ValueError(f"no node named {link.node} is expected")
+        self._links[link.node] = link
+        self._events.emit("agent_joined", node=link.node, pid=link.pid)
+        self.news.set()
+
+    def heard(self, link: AgentLink, message: Mapping[str, Any]) -> None:
+        """An agent reported its worker's start or end."""
+        match message:
+            case {"op": "started", "pid": pid}:
+                self._events.emit("worker_started", node=link.node, pid=pid)
+            case {"op": "exited", "status": int(status)} if status < 0:
+                self._ended(link.node, f"its worker was ended by signal {-status}")
+            case {"op": "exited", "status": status}:
+                self._ended(link.node, f"its worker ended with status {status}")
+
+    def closed(self, link: AgentLink) -> None:
+        """An agent's connection has ended: its node is gone."""
+        self._ended(link.node, "its connection closed")
+
+    def _ended(self, node: str, cause: str) -> None:
+        if self._is_over or node in self.finished or node in self.lost:
+            return
+        if self.is_done(node):
+            self.finished.add(node)
+            self._events.emit("finished", node=node, cause=cause)
+        else:
+            self.lost[node] = cause
+            self._events.emit("loss", node=node, cause=cause)
+        self.news.set()

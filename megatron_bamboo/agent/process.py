@@ -1,0 +1,183 @@
+"""Processes that end when they should: with their parent, by one SIGKILL, and reaped.
+
+A node is a session of its own, so that one signal to its group ends the whole node. Whatever way
+the launcher ends, by a signal that it can handle or by one that it cannot, nothing it started
+lives on: the kernel kills each child with its parent, and agents end when their connection does.
+Processes may be forked instead of started anew, so that a parent that has imported torch and
+megatron-core once can start many workers at once.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class WorkerHandle(Protocol):
+    """A worker as its agent sees it; ``subprocess.Popen`` is one."""
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+
+    def poll(self) -> int | None:
+        """The exit status (negative: the signal that ended it), None while it runs."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+class NodeHandle(Protocol):
+    """A node as the launcher sees it."""
+
+    @property
+    def pid(self) -> int:
+        """The process id of the agent, which is the node's process group."""
+
+    def kill(self) -> None:
+        """End all processes of the node at once."""
+
+    def wait(self) -> None:
+        """Wait until all processes of a killed node are gone."""
+
+
+class ForkedProcess:
+    """A child forked by this process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit status (negative: the signal that ended it), None while it runs."""
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class ForkedNode:
+    """A forked child that leads a process group of its own."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._reaped = False
+
+    def kill(self) -> None:
+        """End the group at once. Its leader is reaped only by ``wait``: till then its id cannot
+        belong to anyone else."""
+        if self._reaped:
+            return
+        # The leader by itself too: it may not have come to make its group.
+        os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Reap the leader, and all of its group that this process has adopted."""
+        if self._reaped:
+            return
+        os.waitpid(self.pid, 0)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-self.pid, 0)
+        self._reaped = True
+
+
+def spawn(
+    command: Sequence[str], environment: Mapping[str, str], new_session: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start a program that dies with this process."""
+    parent = os.getpid()
+    return subprocess.Popen(
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        start_new_session=new_session,
+        preexec_fn=lambda: _die_with(parent),
+    )
+
+
+def fork(main: Callable[[], int]) -> int:
+    """Run ``main`` in a forked child that dies with this process; the child's process id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _run_and_exit(main, parent)
+    return pid
+
+
+def _run_and_exit(main: Callable[[], int], parent: int) -> None:
+    status = 1
+    try:
+        _die_with(parent)
+        _forget_parent()
+        status = main()
+    # Whatever it is, it must not climb into the frames of the parent's copy.
+    except BaseException as error:
+        if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+            status = error.code or 0
+        else:
+            traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _forget_parent() -> None:
+    """Drop what a fork inherits: signal handlers and descriptors.
+
+    A copy of another node's connection would keep it open when that node is gone.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def _die_with(parent: int) -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def adopted_orphans() -> Iterator[None]:
+    """Within it, processes whose parent dies become this process's children, to be reaped.
+
+    Without it they would stay behind as zombies where the first process of a container reaps
+    nobody.
+    """
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+@contextlib.contextmanager
+def blocked_interrupts() -> Iterator[None]:
+    """Within it, Ctrl-C and SIGTERM wait."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,86 @@
+"""What a run tells its user: one line an iteration, one line a loss, and a file of exact losses.
+
+The lines are in Megatron's style, and in one place for the whole job: a node that dies takes no
+line along, and none is printed twice.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from megatron_bamboo.agent.job import JobShape
+from megatron_bamboo.membership.decision import StepReport
+from megatron_bamboo.planner.plan import Plan
+
+LOSSES_FILE = "losses.jsonl"
+
+
+class Reporter:
+    """Says what happens in a job, in the order of its steps."""
+
+    def __init__(
+        self,
+        job_dir: Path,
+        shape: JobShape,
+        say: Callable[[str], None],
+        advance: Callable[[int], None],
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self._losses = job_dir / LOSSES_FILE
+        self._shape = shape
+        self._say = say
+        self._advance = advance
+        self._now = now
+        self._next_step = 1
+        self._waiting: dict[int, StepReport] = {}
+
+    def passed(self, report: StepReport) -> None:
+        """Take a step's report; say it once all steps before it were said."""
+        self._waiting[report.step] = report
+        while next_report := self._waiting.pop(self._next_step, None):
+            self._write_loss(next_report)
+            self._say(f" [{self._time()}] {iteration_line(next_report, self._shape)}")
+            self._advance(self._next_step)
+            self._next_step += 1
+
+    def lost(self, causes: Mapping[str, str], plan: Plan) -> None:
+        """Say which nodes were lost and how the plan goes on without them."""
+        self._say(f" [{self._time()}] {loss_line(causes, plan)}")
+
+    def note(self, text: str) -> None:
+        """Say something else."""
+        self._say(f" [{self._time()}] {text}")
+
+    def _time(self) -> str:
+        return self._now().strftime("%Y-%m-%d %H:%M:%S")
+
+    def _write_loss(self, report: StepReport) -> None:
+        line = {"step": report.step, "loss": report.loss, "grad_norm": report.grad_norm}
+        with self._losses.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def iteration_line(report: StepReport, shape: JobShape) -> str:
+    """An iteration as Megatron logs it."""
+    parts = [
+        f"iteration {report.step:8d}/{shape.train_iters:8d}",
+        f"consumed samples: {report.samples:12d}",
+        f"elapsed time per iteration (ms): {report.seconds * 1000:.1f}",
+        f"learning rate: {report.lr:.6E}",
+        f"global batch size: {shape.global_batch_size:5d}",
+        f"lm loss: {float.fromhex(report.loss):.6E}",
+    ]
+    if report.grad_norm is not None:
+        parts.append(f"grad norm: {float.fromhex(report.grad_norm):.3f}")
+    return " | ".join(parts) + " |"
+
+
+def loss_line(causes: Mapping[str, str], plan: Plan) -> str:
+    """Who was lost, who takes over, and what becomes of the step under way."""
+    lost = ", ".join(f"{node} ({causes[node]})" for node in sorted(causes))
+    line = f"lost {lost}; epoch {plan.epoch}: {plan.reason}"
+    if plan.decision is not None:
+        verdict = "applied" if plan.decision.applied else "not applied yet"
+        line += f"; step {plan.decision.step} is {verdict}: {plan.decision.reason}"
+    return line

@@ -1,0 +1,212 @@
+"""``bamboo run``: train on nodes started on this machine.
+
+Each node is a process group of its own, so that a machine that vanishes can be had with one
+``kill -9 -- -PID``, or at an exact action with ``--inject``. The script is run once beforehand to
+check its options: bad input ends here, before any worker starts.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from megatron_bamboo.agent.agent import forked_node, spawned_worker
+from megatron_bamboo.agent.environment import prepare_environment
+from megatron_bamboo.agent.job import (
+    JOB_FILE,
+    Deadlines,
+    Injection,
+    JobShape,
+    JobSpec,
+    check_reachable,
+    check_victims,
+)
+from megatron_bamboo.agent.process import blocked_interrupts, spawn
+from megatron_bamboo.agent.report import LOSSES_FILE
+from megatron_bamboo.agent.run_job import Outcome, Status, run_job
+from megatron_bamboo.errors import UserError
+
+SHOWN_LOGS = 3
+SHOWN_LINES = 15
+
+Say = Callable[[str], None]
+Advance = Callable[[int], None]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``bamboo run``; what follows the script is the script's."""
+    limits = Deadlines()
+    parser.add_argument("--nodes", type=int, required=True, metavar="N", help="nodes to start")
+    parser.add_argument(
+        "--workers-per-node", type=int, default=1, metavar="N", help="workers a node (only 1)"
+    )
+    parser.add_argument(
+        "--job-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder for logs, events, losses and state (default: runs/<time>)",
+    )
+    parser.add_argument(
+        "--inject",
+        action="append",
+        default=[],
+        metavar="NODE@iterN:ACTION",
+        help="kill a node just before an action, like node5@iter7:2.0B3; may be given again",
+    )
+    seconds = (
+        ("--store-deadline", limits.store_seconds, "how long a worker tries to reach the store"),
+        ("--record-deadline", limits.record_seconds, "at a loss, before a silent node is fenced"),
+        ("--startup-deadline", limits.startup_seconds, "for nodes and workers to get ready"),
+        ("--stall-limit", limits.stall_seconds, "without an iteration before the job ends"),
+    )
+    for flag, default, text in seconds:
+        parser.add_argument(
+            flag, type=float, default=default, metavar="SECONDS", help=f"{text} ({default:g})"
+        )
+    parser.add_argument("script", help="the training script, like pretrain_gpt_bamboo.py")
+    parser.add_argument("script_args", nargs=argparse.REMAINDER, help="the script's own options")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepare and run the job; its exit status is in ``agent/run_job.py``."""
+    nodes = tuple(f"node{number}" for number in range(args.nodes))
+    injections, deadlines = _checked_injections(args, nodes), _deadlines(args)
+    job_dir = _make_job_dir(args.job_dir)
+    command = [sys.executable, args.script, *args.script_args]
+    with _interruptible():
+        try:
+            status = _prepare(command, len(nodes), job_dir)
+            if status != 0:
+                return status
+            shape = JobShape.read(job_dir)
+            spec = JobSpec(nodes, shape, job_dir, injections, deadlines)
+            _check_shape(spec)
+            with _screen(shape.train_iters) as (say, advance):
+                say(f"job folder: {job_dir}")
+                outcome = run_job(spec, forked_node(spawned_worker(command)), say, advance)
+        except KeyboardInterrupt:
+            print("bamboo run: interrupted; all nodes have ended", file=sys.stderr)
+            return Status.INTERRUPTED
+    _explain(outcome, job_dir)
+    return outcome.status
+
+
+def _checked_injections(args: argparse.Namespace, nodes: Sequence[str]) -> tuple[Injection, ...]:
+    if not nodes:
+        raise UserError(f"--nodes {args.nodes}: start at least one node")
+    if args.workers_per_node != 1:
+        raise UserError(f"--workers-per-node {args.workers_per_node}: only 1 is supported")
+    if not Path(args.script).is_file():
+        raise UserError(f"there is no script {args.script}")
+    injections = tuple(map(Injection.parse, args.inject))
+    check_victims(injections, nodes)
+    return injections
+
+
+def _deadlines(args: argparse.Namespace) -> Deadlines:
+    deadlines = Deadlines(
+        record_seconds=args.record_deadline,
+        startup_seconds=args.startup_deadline,
+        stall_seconds=args.stall_limit,
+        store_seconds=args.store_deadline,
+    )
+    for flag in ("record_deadline", "startup_deadline", "stall_limit", "store_deadline"):
+        if not getattr(args, flag) > 0:
+            raise UserError(f"--{flag.replace('_', '-')} must be more than 0 seconds")
+    return deadlines
+
+
+def _make_job_dir(wanted: Path | None) -> Path:
+    job_dir = (wanted or Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")).absolute()
+    if job_dir.exists() and not job_dir.is_dir():
+        raise UserError(f"--job-dir {job_dir} is no folder")
+    # A job file alone was left by options that were refused.
+    traces = (LOSSES_FILE, "events", "logs", "state")
+    if any((job_dir / name).exists() for name in traces):
+        raise UserError(f"{job_dir} already holds a run: give another --job-dir")
+    job_dir.mkdir(parents=True, exist_ok=True)
+    return job_dir
+
+
+def _prepare(command: Sequence[str], num_nodes: int, job_dir: Path) -> int:
+    """Let the script check its options and write the job file; its exit status."""
+    (job_dir / JOB_FILE).unlink(missing_ok=True)
+    # A session of its own, so that whatever it has started can be ended with it.
+    process = spawn(command, prepare_environment(job_dir, num_nodes), new_session=True)
+    try:
+        status = process.wait()
+    except KeyboardInterrupt:
+        with blocked_interrupts():
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        raise
+    if status not in (0, Status.USER_ERROR):
+        print(f"bamboo run: {command[1]} failed while preparing ({status})", file=sys.stderr)
+        return Status.FAILED
+    return status
+
+
+def _check_shape(spec: JobSpec) -> None:
+    shape, num_nodes = spec.shape, len(spec.nodes)
+    needed = shape.num_stages * shape.num_pipelines
+    if num_nodes != needed:
+        raise UserError(
+            f"{shape.num_pipelines} pipelines of {shape.num_stages} stages need {needed} nodes, "
+            f"not --nodes {num_nodes}"
+        )
+    for injection in spec.injections:
+        check_reachable(injection, shape)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Within it SIGINT and SIGTERM raise KeyboardInterrupt, also where a shell ignores SIGINT."""
+    before = [
+        signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT)),
+    ]
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
+
+
+@contextlib.contextmanager
+def _screen(train_iters: int) -> Iterator[tuple[Say, Advance]]:
+    """Where lines and progress go: below the lines a bar, if this is a terminal."""
+    console = Console()
+    if not console.is_terminal:
+        yield (lambda line: print(line, flush=True)), (lambda _: None)
+        return
+    columns = (TextColumn("iterations"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # It draws only when something is said: a drawing thread would not survive the nodes' forks.
+    with Progress(*columns, console=console, auto_refresh=False) as progress:
+        task = progress.add_task("iterations", total=train_iters)
+
+        def say(line: str) -> None:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        def advance(step: int) -> None:
+            progress.update(task, completed=step, refresh=True)
+
+        yield say, advance
+
+
+def _explain(outcome: Outcome, job_dir: Path) -> None:
+    """Say why a job did not just finish, with the last words of workers that ended themselves."""
+    if outcome.status is Status.FINISHED:
+        return
+    suspects = [node for node, cause in outcome.lost if "its worker ended" in cause]
+    for node in suspects[:SHOWN_LOGS]:
+        log = job_dir / "logs" / f"{node}.log"
+        lines = log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+        print("\n".join([f"--- {log}", *lines]), file=sys.stderr)
+    print(f"bamboo run: {outcome.message}", file=sys.stderr)

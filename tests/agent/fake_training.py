@@ -1,0 +1,183 @@
+"""A training script without training: it speaks the protocol of workers, and misbehaves at will.
+
+Not a test itself: the tests of the launcher run it as their script.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from megatron_bamboo.agent.job import Injection, JobShape
+from megatron_bamboo.membership.decision import Record, StepReport
+from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
+from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.planner.plan import Plan
+
+SLICE_SECONDS = 0.02
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--stages", type=int, default=3)
+    parser.add_argument("--pipelines", type=int, default=1)
+    parser.add_argument("--iters", type=int, default=4)
+    parser.add_argument("--redundancy", default="lazy")
+    parser.add_argument("--pause", type=float, default=0.002)
+    parser.add_argument("--prepare", choices=["well", "refuse", "raise", "silent", "sleep"])
+    parser.add_argument("--misbehave", action="append", default=[], metavar="NODE:HOW")
+    return parser.parse_args(arguments)
+
+
+def prepare(options: argparse.Namespace) -> int:
+    match options.prepare:
+        case "refuse":
+            sys.stderr.write("fake_training: --stages does not suit me\n")
+            return 2
+        case "raise":
+            raise RuntimeError("cannot prepare")
+        case "silent":
+            return 0
+        case "sleep":
+            (Path(os.environ["BAMBOO_JOB_DIR"]) / "preparing").write_text(str(os.getpid()))
+            time.sleep(60)
+    shape = JobShape(options.stages, options.pipelines, 2, options.redundancy, options.iters, 16)
+    shape.write(Path(os.environ["BAMBOO_JOB_DIR"]))
+    return 0
+
+
+class EpochEnded(Exception):
+    pass
+
+
+class Worker:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.node = os.environ["BAMBOO_NODE"]
+        self.options = options
+        self.ways = {
+            w.partition(":")[2] for w in options.misbehave if w.startswith(self.node + ":")
+        }
+        deadline = float(os.environ["BAMBOO_STORE_DEADLINE"])
+        self.store = StoreClient(os.environ["BAMBOO_STORE"], deadline)
+        self.events = EventLog(Path(os.environ["BAMBOO_JOB_DIR"]) / "events", self.node)
+        inject = os.environ["BAMBOO_INJECT"]
+        self.injection = Injection.parse(f"{self.node}@{inject}") if inject else None
+        self.step, self.entered, self.passed = 1, False, False
+
+    def train(self) -> None:
+        self.store.wait(["epoch"])
+        self.load_plan(0)
+        self.store.set(f"ready/{self.node}", b"1")
+        step = 1
+        while step <= self.options.iters:
+            try:
+                self.compute(step)
+                self.commit(step)
+            except EpochEnded:
+                self.change_epoch(step)
+            # A decision may have applied the step in which the epoch ended.
+            if self.passed and self.step == step:
+                self.report(step)
+                step += 1
+        self.store.set(f"done/{self.node}", b"1")
+        if "linger" in self.ways:
+            time.sleep(60)
+
+    def load_plan(self, epoch: int) -> None:
+        self.epoch = epoch
+        value = self.store.get(f"plan/{epoch}")
+        assert value is not None
+        self.plan = Plan.from_json(value)
+
+    def compute(self, step: int) -> None:
+        pipeline = self.plan.pipelines[self.plan.pipeline_of(self.node)]
+        stages = [s for s, node in enumerate(pipeline.stages) if node == self.node]
+        for stage in stages:
+            for action in ("0F0", "0F1", "0B0", "0B1"):
+                self.act(step, f"{stage}.{action}")
+        self.act(step, f"{pipeline.rank_of(self.node)}COMMIT")
+
+    def act(self, step: int, action: str) -> None:
+        if f"raise@{step}" in self.ways:
+            raise RuntimeError(f"{self.node} has a bug in step {step}")
+        if f"hang@{step}" in self.ways:
+            time.sleep(60)
+        if self.injection and (self.injection.step, str(self.injection.action)) == (step, action):
+            self.die(step=step, action=action)
+        self.events.emit("action", action=action, step=step, epoch=self.epoch, pid=os.getpid())
+        time.sleep(self.options.pause)
+        self.look_for_ending()
+
+    def die(self, **fields: object) -> None:
+        self.events.emit("kill", **fields)
+        os.killpg(0, signal.SIGKILL)
+
+    def look_for_ending(self) -> None:
+        if self.store.get(f"ending/{self.epoch}") is not None:
+            raise EpochEnded
+
+    def commit(self, step: int) -> None:
+        self.step, self.entered, self.passed = step, True, False
+        self.store.set(f"commit/{self.epoch}/{step}/{self.node}", b"1")
+        keys = [f"commit/{self.epoch}/{step}/{node}" for node in self.plan.nodes]
+        while True:
+            try:
+                self.store.wait(keys, SLICE_SECONDS)
+                break
+            except StoreTimeout:
+                self.look_for_ending()
+        self.passed = True
+
+    def report(self, step: int) -> None:
+        report = StepReport(
+            step,
+            self.epoch,
+            (10 / step).hex(),
+            1e-3,
+            (1.5).hex(),
+            16 * step,
+            0.25,
+            self.vector(step),
+        )
+        self.store.compare_set(f"passed/{step}", None, report.to_json().encode())
+
+    def vector(self, step: int) -> tuple[str, ...]:
+        return (float(step).hex(),)
+
+    def change_epoch(self, step: int) -> None:
+        if "silent" in self.ways:
+            time.sleep(60)
+        if "die-before-record" in self.ways:
+            self.die(step=step, action="0.0F0")
+        vector = self.vector(self.step) if self.passed else None
+        entered = self.entered
+        record = Record(self.node, self.step if entered else step, entered, self.passed, vector)
+        value = record.to_json().encode()
+        if self.store.compare_set(f"record/{self.epoch}/{self.node}", None, value) != value:
+            sys.exit("fenced")
+        if "die-after-record" in self.ways:
+            self.die(step=step, action="0.0F0")
+        current = self.store.wait_change("epoch", str(self.epoch).encode())
+        assert current is not None
+        self.load_plan(self.epoch + 1)
+        decision = self.plan.decision
+        assert decision is not None
+        if decision.applied and decision.step == self.step:
+            assert decision.vector == self.vector(self.step)
+            self.passed = True
+        elif self.entered and not self.passed:
+            self.entered = False
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    if os.environ["BAMBOO_PHASE"] == "prepare":
+        return prepare(options)
+    Worker(options).train()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
