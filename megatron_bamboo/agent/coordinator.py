@@ -59,10 +59,11 @@ class Coordinator:
         while True:
             nodes = set(self._plan.nodes)
             lost = nodes & members.lost.keys()
-            # One that has finished has passed the last commit: all steps are applied everywhere.
-            if members.finished and nodes <= members.finished | lost:
+            done = {node for node in nodes if members.is_done(node)}
+            if done and nodes <= members.finished | lost:
                 break
-            if lost:
+            # Who is done has passed the last commit. With nobody else left, nothing is to decide.
+            if lost and not (done and nodes <= done | lost):
                 await self._change_epoch(lost)
             else:
                 await self._await_step()

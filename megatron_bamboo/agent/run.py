@@ -184,11 +184,18 @@ def _screen(train_iters: int) -> Iterator[tuple[Say, Advance]]:
     """Where lines and progress go: below the lines a bar, if this is a terminal."""
     console = Console()
     if not console.is_terminal:
-        yield (lambda line: print(line, flush=True)), (lambda _: None)
+        yield _print, lambda _: None
         return
     columns = (TextColumn("iterations"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # It draws only when something is said: a drawing thread would not survive the nodes' forks.
-    with Progress(*columns, console=console, auto_refresh=False) as progress:
+    progress = Progress(
+        *columns,
+        console=console,
+        # Nodes are forked from here: no drawing thread, and their output is not the bar's.
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    with progress:
         task = progress.add_task("iterations", total=train_iters)
 
         def say(line: str) -> None:
@@ -198,6 +205,14 @@ def _screen(train_iters: int) -> Iterator[tuple[Say, Advance]]:
             progress.update(task, completed=step, refresh=True)
 
         yield say, advance
+
+
+def _print(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        # Whoever read along has left, as `head` does. The job and its files go on.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explain(outcome: Outcome, job_dir: Path) -> None:

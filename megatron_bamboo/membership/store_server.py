@@ -120,10 +120,10 @@ class StoreServer:
     ) -> None:
         if self._watcher is None:
             raise MalformedFrame("this store has no place for agents")
-        link = AgentLink(str(hello.get("node")), int(hello.get("pid", 0)), writer)
         try:
+            link = AgentLink(str(hello["node"]), int(hello["pid"]), writer)
             self._watcher.joined(link)
-        except ValueError as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise MalformedFrame(str(error)) from error
         try:
             link.send({"welcome": link.node})

@@ -81,6 +81,9 @@ class Worker:
             if self.passed and self.step == step:
                 self.report(step)
                 step += 1
+        if "die-at-end" in self.ways:
+            self.store.wait([f"done/{node}" for node in self.plan.nodes if node != self.node])
+            self.die(step=step - 1, action="0.0F0")
         self.store.set(f"done/{self.node}", b"1")
         if "linger" in self.ways:
             time.sleep(60)

@@ -8,13 +8,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from server_thread import ServerThread
 
-from megatron_bamboo.membership.frames import FRAME_LIMIT_BYTES
+from megatron_bamboo.membership.frames import FRAME_LIMIT_BYTES, encode_frame, receive_frame
 from megatron_bamboo.membership.store_client import StoreClient, StoreError, StoreTimeout
+from megatron_bamboo.membership.store_server import AgentLink
 
 
 def test_values_are_any_bytes_and_missing_keys_are_none(client: StoreClient) -> None:
@@ -155,6 +158,46 @@ def test_a_value_beyond_the_frame_limit_is_refused_before_it_is_sent(client: Sto
     with pytest.raises(ValueError, match="split it"):
         client.set("larger", b"x" * FRAME_LIMIT_BYTES)
     assert client.get("larger") is None
+
+
+class Watcher:
+    """Takes node0 only; keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+
+    def joined(self, link: AgentLink) -> None:
+        if link.node != "node0":
+            raise ValueError("unknown")
+        self.told.append(("joined", link.node, link.pid))
+
+    def heard(self, link: AgentLink, message: Mapping[str, Any]) -> None:
+        self.told.append(("heard", link.node, message["op"]))
+        link.send({"op": "stop"})
+
+    def closed(self, link: AgentLink) -> None:
+        self.told.append(("closed", link.node))
+
+
+def test_an_agents_connection_tells_of_its_end() -> None:
+    watcher = Watcher()
+    running = ServerThread(watcher)
+    host, port = running.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as agent:
+        agent.sendall(encode_frame({"op": "hello", "node": "node0", "pid": 7}))
+        assert receive_frame(agent) == {"welcome": "node0"}
+        agent.sendall(encode_frame({"op": "started", "pid": 8}))
+        assert receive_frame(agent) == {"op": "stop"}
+    for hello in ({"node": "node1", "pid": 7}, {"node": "node0", "pid": "x"}, {"pid": 7}):
+        with socket.create_connection((host, int(port)), timeout=5) as stranger:
+            stranger.sendall(encode_frame({"op": "hello"} | hello))
+            assert stranger.recv(100) == b""
+    running.stop()
+    assert watcher.told == [
+        ("joined", "node0", 7),
+        ("heard", "node0", "started"),
+        ("closed", "node0"),
+    ]
 
 
 SERVER_SCRIPT = """

@@ -1,0 +1,268 @@
+"""The coordinator against a table in memory: whom it asks, what it publishes, how long it waits."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from megatron_bamboo.agent.coordinator import Coordinator, JobFailed
+from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec
+from megatron_bamboo.agent.report import Reporter
+from megatron_bamboo.membership.decision import FENCED_VALUE, Record, StepReport
+from megatron_bamboo.membership.store_server import AgentLink
+from megatron_bamboo.membership.table import Table
+from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.planner.plan import NoHolder, Plan
+
+NODES = tuple(f"node{number}" for number in range(4))
+VECTOR = ((2.5).hex(),)
+
+
+class Writer:
+    """Stands in for an agent's connection; keeps what the agent is told."""
+
+    def __init__(self) -> None:
+        self.told: list[bytes] = []
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, frame: bytes) -> None:
+        self.told.append(frame)
+
+
+class Cluster:
+    """A coordinator, and nodes that do what a test says."""
+
+    def __init__(self, tmp_path: Path, deadlines: Deadlines) -> None:
+        shape = JobShape(4, 1, 2, "lazy", train_iters=9, global_batch_size=2)
+        self.said: list[str] = []
+        self.table = Table()
+        spec = JobSpec(NODES, shape, tmp_path, deadlines=deadlines)
+        reporter = Reporter(tmp_path, shape, self.said.append, lambda _: None)
+        events = EventLog(tmp_path, "coordinator")
+        self.coordinator = Coordinator(spec, self.table, events, reporter)
+        self.links = {
+            node: AgentLink(node, 100, Writer())  # type: ignore[arg-type]
+            for node in NODES
+        }
+
+    def join(self, *nodes: str) -> None:
+        for node in nodes:
+            self.coordinator.members.joined(self.links[node])
+            self.table.set(f"ready/{node}", b"1")
+
+    def lose(self, node: str) -> None:
+        self.coordinator.members.closed(self.links[node])
+
+    def finish(self, *nodes: str) -> None:
+        for node in nodes:
+            self.table.set(f"done/{node}", b"1")
+            self.coordinator.members.heard(self.links[node], {"op": "exited", "status": 0})
+
+    def record(self, epoch: int, node: str, step: int, entered: bool, passed: bool) -> None:
+        record = Record(node, step, entered, passed, VECTOR if passed else None)
+        value = record.to_json().encode()
+        key = f"record/{epoch}/{node}"
+        assert self.table.compare_set(key, None, value) == value
+
+    def confirm(self, step: int, epoch: int) -> None:
+        report = StepReport(step, epoch, (1.0).hex(), 0.1, None, 2 * step, 0.1, VECTOR)
+        self.table.set(f"passed/{step}", report.to_json().encode())
+
+    async def plan(self, epoch: int) -> Plan:
+        assert await self.table.wait([f"plan/{epoch}"], 5) == ()
+        assert self.table.get("epoch") == str(epoch).encode()
+        value = self.table.get(f"plan/{epoch}")
+        assert value is not None
+        return Plan.from_json(value)
+
+
+@pytest.fixture
+def lead(tmp_path: Path) -> Callable[..., Cluster]:
+    """Run a coordinator beside a test's story."""
+
+    def run(
+        story: Callable[[Cluster], Awaitable[None]],
+        deadlines: Deadlines = Deadlines(),  # noqa: B008
+    ) -> Cluster:
+        cluster = Cluster(tmp_path, deadlines)
+
+        async def both() -> None:
+            async with asyncio.timeout(20):
+                await asyncio.gather(cluster.coordinator.run(), story(cluster))
+
+        asyncio.run(both())
+        return cluster
+
+    return run
+
+
+Lead = Callable[..., Cluster]
+
+
+def test_a_change_of_epoch_from_hello_to_done(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.join(*NODES)
+        assert (await cluster.plan(0)).nodes == NODES
+        cluster.confirm(1, 0)
+        cluster.lose("node2")
+        assert await cluster.table.wait(["ending/0"], 5) == ()
+        assert json.loads(cluster.table.get("ending/0") or b"") == {"lost": ["node2"]}
+        cluster.record(0, "node0", 1, True, True)
+        cluster.record(0, "node1", 2, True, False)
+        cluster.record(0, "node3", 2, True, False)
+        plan = await cluster.plan(1)
+        assert plan.pipelines[0].stages == ("node0", "node1", "node1", "node3")
+        assert plan.lost == ("node2",)
+        assert plan.decision is not None
+        assert (plan.decision.step, plan.decision.applied) == (2, False)
+        cluster.finish("node0", "node1", "node3")
+
+    said = lead(story).said
+    assert sum("iteration        1/" in line for line in said) == 1
+    assert sum("lost node2 (its connection closed); epoch 1" in line for line in said) == 1
+
+
+@pytest.mark.parametrize("confirmed_in", [0, 1])
+def test_only_a_confirmation_of_the_ended_epoch_counts(lead: Lead, confirmed_in: int) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.join(*NODES)
+        cluster.lose("node2")
+        await cluster.table.wait(["ending/0"], 5)
+        for node in ("node0", "node1", "node3"):
+            cluster.record(0, node, 2, False, False)
+        await cluster.plan(1)
+        # The worker of epoch 0 is a lost one that wrote late.
+        cluster.confirm(2, confirmed_in)
+        cluster.lose("node0")
+        await cluster.table.wait(["ending/1"], 5)
+        for node in ("node1", "node3"):
+            cluster.record(1, node, 2, True, False)
+        decision = (await cluster.plan(2)).decision
+        assert decision is not None
+        assert decision.applied == (confirmed_in == 1)
+        assert decision.vector == (VECTOR if decision.applied else None)
+        cluster.finish("node1", "node3")
+
+    lead(story)
+
+
+def test_rendezvous_keys_of_older_epochs_are_deleted(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.join(*NODES)
+        for epoch, victim, left in ((0, "node2", "node0 node1 node3"), (1, "node0", "node1 node3")):
+            await cluster.plan(epoch)
+            cluster.table.set(f"group/{epoch}/all/0", b"address")
+            cluster.lose(victim)
+            await cluster.table.wait([f"ending/{epoch}"], 5)
+            for node in left.split():
+                cluster.record(epoch, node, 1, False, False)
+        await cluster.plan(2)
+        assert cluster.table.count("group/0/") == 0
+        assert cluster.table.count("group/1/") == 1
+        cluster.finish("node1", "node3")
+
+    lead(story)
+
+
+def test_a_silent_node_is_fenced_told_to_stop_and_lost(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.join(*NODES)
+        cluster.lose("node2")
+        await cluster.table.wait(["ending/0"], 5)
+        cluster.record(0, "node1", 1, False, False)
+        cluster.record(0, "node3", 1, False, False)
+        plan = await cluster.plan(1)
+        assert plan.lost == ("node0", "node2")
+        assert cluster.table.get("record/0/node0") == FENCED_VALUE
+        assert b"stop" in cluster.links["node0"].writer.told[-1]  # type: ignore[attr-defined]
+        cluster.finish("node1", "node3")
+
+    began = time.monotonic()
+    cluster = lead(story, Deadlines(record_seconds=0.2))
+    assert time.monotonic() - began < 2
+    assert any("node0 (it left no record within 0.2 s)" in line for line in cluster.said)
+
+
+def test_a_worker_that_is_still_starting_gets_the_time_of_a_start(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.join(*NODES)
+        cluster.table.delete("ready/node0")
+        cluster.lose("node2")
+        await cluster.table.wait(["ending/0"], 5)
+        cluster.record(0, "node1", 1, False, False)
+        cluster.record(0, "node3", 1, False, False)
+        await asyncio.sleep(0.3)
+        cluster.record(0, "node0", 1, False, False)
+        assert (await cluster.plan(1)).lost == ("node2",)
+        cluster.finish("node0", "node1", "node3")
+
+    lead(story, Deadlines(record_seconds=0.1))
+
+
+def test_a_node_lost_in_the_middle_of_a_decision_with_its_record_waits_its_turn(
+    lead: Lead,
+) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.join(*NODES)
+        cluster.lose("node2")
+        await cluster.table.wait(["ending/0"], 5)
+        cluster.record(0, "node0", 1, False, False)
+        cluster.lose("node0")
+        cluster.record(0, "node1", 1, False, False)
+        cluster.record(0, "node3", 1, False, False)
+        assert (await cluster.plan(1)).lost == ("node2",)
+        await cluster.table.wait(["ending/1"], 5)
+        cluster.record(1, "node1", 1, False, False)
+        cluster.record(1, "node3", 1, False, False)
+        assert (await cluster.plan(2)).lost == ("node0",)
+        cluster.finish("node1", "node3")
+
+    lead(story)
+
+
+def test_neighbours_lost_together_are_the_end(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.join(*NODES)
+        cluster.lose("node2")
+        cluster.lose("node1")
+        await cluster.table.wait(["ending/0"], 5)
+        cluster.record(0, "node0", 1, False, False)
+        cluster.record(0, "node3", 1, False, False)
+
+    with pytest.raises(NoHolder, match="stage 2 has no live holder"):
+        lead(story)
+
+
+def test_all_nodes_lost_together_are_the_end(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.join(*NODES)
+        for node in NODES:
+            cluster.lose(node)
+
+    with pytest.raises(NoHolder, match="stage 0 has no live holder"):
+        lead(story)
+
+
+def test_an_agent_that_does_not_say_hello_is_named(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.join("node0", "node2", "node3")
+
+    with pytest.raises(JobFailed, match=r"node1 did not start within 0\.1 s"):
+        lead(story, Deadlines(startup_seconds=0.1))
+
+
+def test_a_name_is_taken_once(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.join(*NODES)
+        for name in ("node0", "node4"):
+            link = AgentLink(name, 1, Writer())  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match=name):
+                cluster.coordinator.members.joined(link)
+        cluster.finish(*NODES)
+
+    lead(story)

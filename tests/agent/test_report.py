@@ -1,0 +1,35 @@
+import json
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from megatron_bamboo.agent.job import JobShape
+from megatron_bamboo.agent.report import Reporter, iteration_line
+from megatron_bamboo.membership.decision import StepReport
+
+SHAPE = JobShape(4, 2, 8, "lazy", train_iters=20, global_batch_size=16)
+REPORT = StepReport(7, 0, (7.123456).hex(), 1e-3, (3.21).hex(), 112, 0.312, ())
+
+
+def test_an_iteration_reads_as_in_megatron() -> None:
+    line = (
+        "iteration        7/      20 | consumed samples:          112 | "
+        "elapsed time per iteration (ms): 312.0 | learning rate: 1.000000E-03 | "
+        "global batch size:    16 | lm loss: 7.123456E+00 |"
+    )
+    assert iteration_line(REPORT, SHAPE) == f"{line} grad norm: 3.210 |"
+    assert iteration_line(replace(REPORT, grad_norm=None), SHAPE) == line
+
+
+def test_reports_out_of_order_are_said_in_order(tmp_path: Path) -> None:
+    lines: list[str] = []
+    steps: list[int] = []
+    now = datetime(2026, 11, 29, 17, 0, 0)
+    reporter = Reporter(tmp_path, SHAPE, lines.append, steps.append, lambda: now)
+    for step in (2, 1, 4, 3):
+        reporter.passed(replace(REPORT, step=step))
+    assert steps == [1, 2, 3, 4]
+    assert lines[1].startswith(" [2026-11-29 17:00:00] iteration        2/")
+    losses = [json.loads(line) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
+    assert [loss["step"] for loss in losses] == [1, 2, 3, 4]
+    assert float.fromhex(losses[0]["loss"]) == 7.123456

@@ -1,0 +1,296 @@
+"""``bamboo run`` with real processes: what it says, how it ends, and that nothing is left."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from launching import SCRIPT, Launch, processes_of
+
+from megatron_bamboo.observe.events import read_events
+
+pytestmark = pytest.mark.multiprocess
+
+ITERATION = re.compile(
+    r" \[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] iteration        3/       4 \| "
+    r"consumed samples:           48 \| elapsed time per iteration \(ms\): 250\.0 \| "
+    r"learning rate: 1\.000000E-03 \| global batch size:    16 \| lm loss: 3\.333333E\+00 \| "
+    r"grad norm: 1\.500 \|"
+)
+
+
+def test_an_undisturbed_job_says_each_iteration_once(launch: Launch) -> None:
+    launch.start(3).wait(0)
+    assert launch.iterations() == [1, 2, 3, 4]
+    assert any(ITERATION.fullmatch(line) for line in launch.out.splitlines())
+    losses = [json.loads(line) for line in (launch.job_dir / "losses.jsonl").open()]
+    assert losses == [
+        {"step": step, "loss": (10 / step).hex(), "grad_norm": (1.5).hex()} for step in range(1, 5)
+    ]
+    assert launch.err == ""
+    assert launch.events("loss") == []
+
+
+def test_an_injected_loss_is_taken_over_in_the_same_job(launch: Launch) -> None:
+    options = ("--inject", "node1@iter2:1.0B0")
+    launch.start(6, "--pipelines", "2", options=options).wait(0)
+    assert launch.iterations() == [1, 2, 3, 4]
+    (kill,) = launch.events("kill")
+    assert (kill["source"], kill["step"], kill["action"]) == ("node1", 2, "1.0B0")
+    assert (
+        "lost node1 (its connection closed); epoch 1: node0 takes over stage 1 of pipeline 0 from "
+        "node1; step "
+    ) in launch.out
+    after = [e for e in launch.events("action") if e["epoch"] == 1]
+    assert {e["source"] for e in after if e["action"].startswith("1.0")} == {"node0", "node4"}
+    by_node = {(e["source"], e["pid"]) for e in launch.events("action")}
+    assert len(by_node) == 6, "a survivor was started anew"
+
+
+def test_a_node_killed_from_outside_is_taken_over(launch: Launch) -> None:
+    launch.start(3, "--iters", "12", "--pause", "0.01").wait_for_step(2)
+    os.killpg(launch.agents()["node2"], signal.SIGKILL)
+    launch.wait(0)
+    assert launch.iterations() == list(range(1, 13))
+    assert "node1 takes over stage 2" in launch.out
+
+
+@pytest.mark.parametrize("whom", ["agents", "workers"])
+def test_killing_one_process_of_a_node_loses_the_node(launch: Launch, whom: str) -> None:
+    launch.start(3, "--iters", "12", "--pause", "0.01").wait_for_step(2)
+    victims = {"agents": launch.agents(), "workers": launch.workers()}
+    os.kill(victims[whom]["node0"], signal.SIGKILL)
+    launch.wait(0)
+    sign = {"agents": "its connection closed", "workers": "its worker was ended by signal 9"}
+    assert f"lost node0 ({sign[whom]}); epoch 1: node2 takes over stage 0" in launch.out
+
+
+def test_a_worker_that_raises_is_a_lost_node_with_a_log(launch: Launch) -> None:
+    launch.start(3, "--misbehave", "node1:raise@2").wait(0)
+    assert "lost node1 (its worker ended with status 1); epoch 1" in launch.out
+    log = (launch.job_dir / "logs" / "node1.log").read_text()
+    assert "RuntimeError: node1 has a bug in step 2" in log
+
+
+def test_a_bug_in_every_worker_ends_the_job_and_is_shown(launch: Launch) -> None:
+    ways = [part for node in range(3) for part in ("--misbehave", f"node{node}:raise@2")]
+    launch.start(3, *ways).wait(3)
+    assert "RuntimeError: node" in launch.err
+    assert "has no live holder" in launch.err.splitlines()[-1]
+
+
+def test_two_losses_at_once_are_both_taken_over(launch: Launch) -> None:
+    launch.start(6, "--pipelines", "2", "--iters", "12", "--pause", "0.01").wait_for_step(2)
+    agents = launch.agents()
+    for node in ("node1", "node5"):
+        os.killpg(agents[node], signal.SIGKILL)
+    launch.wait(0)
+    assert launch.iterations() == list(range(1, 13))
+    last = launch.events("plan")[-1]
+    assert last["epoch"] in (1, 2)
+    assert {node for plan in launch.events("plan") for node in plan["lost"]} == {"node1", "node5"}
+
+
+@pytest.mark.parametrize(
+    ("way", "epochs"), [("die-after-record", [1, 2]), ("die-before-record", [1])]
+)
+def test_a_loss_while_a_loss_is_decided(launch: Launch, way: str, epochs: list[int]) -> None:
+    options = ("--inject", "node1@iter2:1.0F1")
+    script = ("--pipelines", "2", "--misbehave", f"node5:{way}")
+    launch.start(6, *script, options=options).wait(0)
+    assert launch.iterations() == [1, 2, 3, 4]
+    assert [plan["epoch"] for plan in launch.events("plan")][1:] == epochs
+    assert "node0 takes over stage 1 of pipeline 0" in launch.out
+    assert "node4 takes over stage 2 of pipeline 1" in launch.out
+
+
+def test_a_worker_that_leaves_no_record_is_fenced(launch: Launch) -> None:
+    options = ("--inject", "node1@iter2:1.0F1", "--record-deadline", "0.5")
+    script = ("--pipelines", "2", "--misbehave", "node5:silent")
+    launch.start(6, *script, options=options).wait(0)
+    assert "node5 (it left no record within 0.5 s); epoch 1" in launch.out
+    assert launch.iterations() == [1, 2, 3, 4]
+    ending, decided = launch.events("ending")[0], launch.events("plan")[1]
+    assert 0.5 <= decided["time"] - ending["time"] < 2
+
+
+def test_shadow_and_victim_together_end_the_job(launch: Launch) -> None:
+    options = ("--inject", "node1@iter2:1.0F1")
+    launch.start(3, "--misbehave", "node0:die-before-record", options=options).wait(3)
+    assert launch.err.splitlines()[-1] == (
+        "bamboo run: pipeline 0: stage 1 has no live holder (node1 and node0 are both lost); "
+        "start again from a checkpoint"
+    )
+
+
+def test_without_redundancy_a_loss_ends_the_job(launch: Launch) -> None:
+    options = ("--inject", "node1@iter2:1.0F1")
+    launch.start(3, "--redundancy", "none", options=options).wait(3)
+    assert "stage 1 has no live holder (node1 was its only one)" in launch.err
+    assert launch.iterations() == [1]
+
+
+def test_a_node_that_finished_has_nothing_to_lose(launch: Launch) -> None:
+    launch.start(3, "--misbehave", "node1:linger", "--misbehave", "node2:linger")
+    done = launch.until(lambda: len(launch.events("finished")) == 1)
+    assert done
+    for node in ("node1", "node2"):
+        os.killpg(launch.agents()[node], signal.SIGKILL)
+    launch.wait(0)
+    assert launch.events("loss") == []
+
+
+def test_a_loss_after_the_last_step_of_the_others_needs_no_takeover(launch: Launch) -> None:
+    launch.start(3, "--redundancy", "none", "--misbehave", "node1:die-at-end").wait(0)
+    assert "lost node1 (its connection closed) after the last step" in launch.out
+    assert [plan["epoch"] for plan in launch.events("plan")] == [0]
+
+
+def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "megatron_bamboo", "run", "--nodes", "3"]
+    command += ["--job-dir", str(tmp_path / "job"), str(SCRIPT)]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        # A terminal whose last writer has gone answers with an error.
+        with contextlib.suppress(OSError):
+            while chunk := os.read(ours, 4096):
+                shown += chunk
+        assert process.wait(30) == 0
+    os.close(ours)
+    assert b"4/4" in shown
+    assert shown.count(b"] iteration ") == 4
+    assert (tmp_path / "job" / "logs" / "node0.log").read_text() == ""
+
+
+def test_an_injection_never_reached_is_an_error(launch: Launch) -> None:
+    launch.start(3, options=("--inject", "node1@iter2:2.0B0")).wait(4)
+    assert launch.iterations() == [1, 2, 3, 4]
+    assert "never came to --inject node1@iter2:2.0B0" in launch.err
+
+
+def test_a_job_that_stands_still_is_ended(launch: Launch) -> None:
+    launch.start(3, "--misbehave", "node1:hang@2", options=("--stall-limit", "2")).wait(1)
+    assert "no iteration passed within 2 s" in launch.err
+
+
+def test_who_stops_reading_does_not_stop_the_job(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "megatron_bamboo", "run", "--nodes", "3"]
+    command += ["--job-dir", str(tmp_path / "job"), str(SCRIPT)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(30) == 0
+    assert len((tmp_path / "job" / "losses.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_process_behind(launch: Launch, kind: signal.Signals) -> None:
+    launch.start(3, "--iters", "1000", "--pause", "0.01").wait_for_step(1)
+    assert len(processes_of(launch.groups())) == 6
+    launch.process.send_signal(kind)
+    launch.wait(130)
+    assert launch.err == "bamboo run: interrupted; all nodes have ended\n"
+
+
+def test_an_interrupt_while_preparing_ends_the_script(launch: Launch) -> None:
+    launch.start(3, "--prepare", "sleep")
+    note = launch.job_dir / "preparing"
+    preparing = int(launch.until(lambda: note.exists() and note.read_text()))
+    launch.process.send_signal(signal.SIGTERM)
+    launch.wait(130)
+    assert not psutil.pid_exists(preparing)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_killed_launcher_leaves_no_process_behind(launch: Launch, stopped: bool) -> None:
+    launch.start(3, "--iters", "1000", "--pause", "0.01").wait_for_step(1)
+    groups = launch.groups()
+    if stopped:
+        os.killpg(launch.agents()["node1"], signal.SIGSTOP)
+    launch.process.kill()
+    until = time.monotonic() + 5
+    while any(p.status() != psutil.STATUS_ZOMBIE for p in processes_of(groups)):
+        assert time.monotonic() < until, "processes outlive their launcher"
+        time.sleep(0.02)
+
+
+REFUSED = [
+    (("--inject", "node9@iter2:1.0F1"), (), "there is no node9; the nodes are node0 to node2"),
+    (("--inject", "node1@iter2:1.0f1"), (), "is no action: write"),
+    (("--inject", "node1@iter2: 1.0F1"), (), "is no action: write"),
+    (("--inject", "node1@2:1.0F1"), (), "write NODE@iterN:ACTION, like node5@iter7:2.0B3"),
+    (("--inject", "node1@iter0:1.0F1"), (), "write NODE@iterN:ACTION"),
+    (("--inject", "node1@iter5:1.0F1"), (), "there is no iteration 5; this job has 1 to 4"),
+    (("--inject", "node1@iter4:3.0F1"), (), "there is no stage 3; this job has 0 to 2"),
+    (("--inject", "node1@iter4:1.0F2"), (), "there is no microbatch 2; this job has 0 to 1"),
+    (("--inject", "node1@iter4:1.1F1"), (), "there is no chunk 1"),
+    (("--inject", "node1@iter4:3STEP"), (), "there is no stage 3"),
+    (
+        ("--inject", "node1@iter1:1.0F1", "--inject", "node1@iter2:1.0F1"),
+        (),
+        "node1 can die only once",
+    ),
+    (("--workers-per-node", "2"), (), "--workers-per-node 2: only 1 is supported"),
+    (("--record-deadline", "0"), (), "--record-deadline must be more than 0 seconds"),
+    ((), ("--stages", "2"), "1 pipelines of 2 stages need 2 nodes, not --nodes 3"),
+    ((), ("--prepare", "silent"), "the script left no usable"),
+    ((), ("--prepare", "refuse"), "fake_training: --stages does not suit me"),
+]
+
+
+@pytest.mark.parametrize(("options", "script", "message"), REFUSED)
+def test_bad_input_is_one_line_before_any_worker_starts(
+    launch: Launch, options: tuple[str, ...], script: tuple[str, ...], message: str
+) -> None:
+    launch.start(3, *script, options=options).wait(2)
+    (line,) = launch.err.splitlines()
+    assert message in line
+    assert launch.out == ""
+    assert not (launch.job_dir / "logs").exists()
+
+
+def test_a_script_that_fails_to_prepare_is_no_bad_input(launch: Launch) -> None:
+    launch.start(3, "--prepare", "raise").wait(1)
+    assert "RuntimeError: cannot prepare" in launch.err
+    assert "failed while preparing (1)" in launch.err.splitlines()[-1]
+
+
+def test_a_folder_that_holds_a_run_is_refused(launch: Launch) -> None:
+    (launch.job_dir / "events").mkdir(parents=True)
+    launch.start(3).wait(2)
+    assert "already holds a run: give another --job-dir" in launch.err
+
+
+def test_options_that_were_refused_do_not_use_up_the_folder(launch: Launch) -> None:
+    launch.start(3, "--stages", "2").wait(2)
+    launch.start(3).wait(0)
+
+
+def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "megatron_bamboo", "run", "--nodes", "2", "absent.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stderr) == (2, "bamboo run: there is no script absent.py\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_launcher_and_agent_import_no_torch() -> None:
+    code = "import megatron_bamboo.agent.run, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 0
+
+
+def test_events_carry_one_clock_for_all_sources(launch: Launch) -> None:
+    launch.start(3, options=("--inject", "node1@iter2:1.0F1")).wait(0)
+    order = [e["event"] for e in read_events(launch.job_dir / "events")]
+    assert order.index("kill") < order.index("loss") < order.index("ending")
+    assert order.index("ending") < order.index("decision") < order.index("finished_job")

@@ -1,0 +1,75 @@
+"""A job as a library call, with nodes and workers forked from the caller."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from fake_training import main
+from launching import processes_of
+
+from megatron_bamboo.agent.agent import forked_node, forked_worker
+from megatron_bamboo.agent.job import Deadlines, Injection, JobShape, JobSpec
+from megatron_bamboo.agent.run_job import Outcome, Status, run_job
+from megatron_bamboo.errors import UserError
+from megatron_bamboo.observe.events import read_events
+
+pytestmark = pytest.mark.multiprocess
+
+SHAPE = JobShape(3, 2, 2, "lazy", train_iters=3, global_batch_size=16)
+NODES = tuple(f"node{number}" for number in range(6))
+
+
+def run(spec: JobSpec, *arguments: str) -> tuple[Outcome, list[str]]:
+    lines: list[str] = []
+    script = ["--stages", "3", "--pipelines", "2", "--iters", "3", *arguments]
+    start_node = forked_node(forked_worker(lambda: main(script)))
+    outcome = run_job(spec, start_node, lines.append)
+    joined = [e for e in read_events(spec.job_dir / "events") if e["event"] == "agent_joined"]
+    assert len(joined) == len(spec.nodes)
+    assert processes_of({event["pid"] for event in joined}) == []
+    return outcome, lines
+
+
+def test_forked_workers_train_and_are_taken_over(tmp_path: Path) -> None:
+    injections = (Injection.parse("node5@iter2:2.0B1"), Injection.parse("node1@iter3:1.0F0"))
+    outcome, lines = run(JobSpec(NODES, SHAPE, tmp_path, injections))
+    assert (outcome.status, outcome.message) == (Status.FINISHED, "")
+    assert [node for node, _ in outcome.lost] == ["node5", "node1"]
+    assert sum("] iteration " in line for line in lines) == 3
+
+
+def test_many_jobs_run_one_after_another_in_one_process(tmp_path: Path) -> None:
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for number in range(3):
+        outcome, _ = run(JobSpec(NODES, SHAPE, tmp_path / str(number)))
+        assert outcome.status is Status.FINISHED
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert threading.active_count() == threads
+
+
+def test_an_injection_never_reached_is_reported(tmp_path: Path) -> None:
+    injections = (Injection.parse("node0@iter2:2.0B1"),)
+    outcome, _ = run(JobSpec(NODES, SHAPE, tmp_path, injections))
+    assert outcome.status is Status.INJECTION_NOT_REACHED
+
+
+def test_an_injection_that_cannot_be_reached_is_refused(tmp_path: Path) -> None:
+    for text, match in (("node0@iter9:2.0B1", "iteration 9"), ("node7@iter1:2.0B1", "no node7")):
+        with pytest.raises(UserError, match=match):
+            run(JobSpec(NODES, SHAPE, tmp_path, (Injection.parse(text),)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stage_without_holder_ends_the_job(tmp_path: Path) -> None:
+    shape = JobShape(3, 2, 2, "none", 3, 16)
+    outcome, _ = run(JobSpec(NODES, shape, tmp_path, (Injection.parse("node5@iter2:2.0B1"),)))
+    assert (outcome.status, outcome.lost[0][0]) == (Status.NO_HOLDER, "node5")
+    assert "pipeline 1: stage 2" in outcome.message
+
+
+def test_workers_that_stand_still_end_the_job(tmp_path: Path) -> None:
+    spec = JobSpec(NODES, SHAPE, tmp_path, deadlines=Deadlines(stall_seconds=1))
+    ways = [part for node in NODES for part in ("--misbehave", f"{node}:hang@1")]
+    outcome, _ = run(spec, *ways)
+    assert (outcome.status, outcome.message) == (Status.FAILED, "no iteration passed within 1 s")
