@@ -214,7 +214,8 @@ def check_options(options: Options, num_nodes: int) -> Layout:
     if num_nodes % stages:
         raise UserError(
             f"{num_nodes} nodes do not make whole pipelines of {stages} stages: start "
-            f"{max(1, num_nodes // stages) * stages} nodes, or change --pipeline-model-parallel-size"
+            f"{max(1, num_nodes // stages) * stages} nodes or change "
+            "--pipeline-model-parallel-size"
         )
     if stages == 1 and options.bamboo.bamboo_redundancy is not Redundancy.NONE:
         raise UserError(

@@ -214,33 +214,28 @@ class Executor:
         start = time.monotonic()
         parts, state, before = self._parts, self._state, self._plan
         parts.ledger.adopt(plan.decision)
-        passed = parts.ledger.passed_vector(state.step) is not None
         victims = self._view.victims(plan)
-        others = self._progress_of_others(plan, victims)
+        published = self._published_progress(plan) if victims else {}
+        state.done[:] = self._view.follow(victims, published, state.step, state.done)
         self._plan = plan
         self._join(plan)
-        left = self._view.follow(victims, others, self.progress())
-        state.done[:] = [action for action in state.done if action in left.done]
-        in_step = bool(self._queue)
-        if in_step:
-            self._queue = deque(self._remaining(passed, bool(victims)))
+        if self._queue:
+            self._queue = deque(self._remaining(hit=bool(victims)))
             self._expect()
-        self._log_takeover(before, plan, victims, start)
+        self._log_takeover(before, plan, start)
 
-    def _remaining(self, passed: bool, hit: bool) -> Iterator[Action]:
+    def _remaining(self, hit: bool) -> Iterator[Action]:
         """What is left of the step under the new plan."""
-        if passed:
-            yield from (a for a in self._view.tail() if a.op is Op.STEP)
+        if self._parts.ledger.passed_vector(self._state.step) is not None:
+            yield from (action for action in self._view.tail() if action.op is Op.STEP)
             return
-        compute = self._view.remaining() if hit else self._queue
+        compute = self._view.remaining(self._state.done) if hit else self._queue
         yield from (action for action in compute if action.op not in TAIL_OPS)
         yield from self._view.tail()
 
-    def _progress_of_others(self, plan: Plan, victims: tuple[int, ...]) -> dict[int, StepProgress]:
-        """By rank, what the survivors published; only a shadow needs it to order its work."""
+    def _published_progress(self, plan: Plan) -> dict[int, StepProgress]:
+        """By rank, what the survivors of this pipeline published when the epoch ended."""
         assert self._watch is not None
-        if not any(self._view.is_shadow_of(victim) for victim in victims):
-            return {}
         published = {}
         for rank in self._view.survivors(plan):
             node = self._view.pipeline.ranks[rank]
@@ -338,30 +333,21 @@ class Executor:
             rank=self._view.rank,
         )
 
-    def _log_takeover(
-        self, before: Plan, plan: Plan, victims: tuple[int, ...], start: float
-    ) -> None:
-        events, node = self._parts.events, self._parts.node
-        events.emit(
-            "epoch",
-            epoch=plan.epoch,
-            step=self._state.step,
-            lost=plan.lost,
-            seconds=time.monotonic() - start,
-        )
-        old = before.pipelines[self._view.number]
-        for stage, (was, now) in enumerate(
-            zip(old.stages, self._view.pipeline.stages, strict=True)
-        ):
-            if was != now == node:
+    def _log_takeover(self, before: Plan, plan: Plan, start: float) -> None:
+        events, number, step = self._parts.events, self._view.number, self._state.step
+        seconds = time.monotonic() - start
+        events.emit("epoch", epoch=plan.epoch, step=step, lost=plan.lost, seconds=seconds)
+        stages = zip(before.pipelines[number].stages, self._view.pipeline.stages, strict=True)
+        for stage, (victim, shadow) in enumerate(stages):
+            if victim != shadow == self._parts.node:
                 events.emit(
                     "takeover",
                     stage=stage,
-                    pipeline=self._view.number,
-                    step=self._state.step,
+                    pipeline=number,
+                    step=step,
                     epoch=plan.epoch,
-                    victim=was,
-                    shadow=node,
+                    victim=victim,
+                    shadow=shadow,
                     in_step=bool(self._queue),
                 )
 

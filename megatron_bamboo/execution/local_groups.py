@@ -9,9 +9,10 @@ import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 _MEMBERSHIPS = (
-    "tp cp pp mp embd pos_embd dp dp_cp ep tp_cp intra_dp_cp expt_dp intra_expt_dp "
-    "intra_dist_opt inter_dist_opt tp_ep_pp tp_dp_cp tp_ep expt_tp"
-).split()
+    *("tp", "cp", "pp", "mp", "embd", "pos_embd", "dp", "dp_cp", "ep", "tp_cp", "intra_dp_cp"),
+    *("expt_dp", "intra_expt_dp", "intra_dist_opt", "inter_dist_opt", "tp_ep_pp", "tp_dp_cp"),
+    *("tp_ep", "expt_tp"),
+)
 
 
 def single_member_groups() -> ProcessGroupCollection:

@@ -4,7 +4,7 @@ No communication happens here; everything follows from the plan, the options and
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from megatron_bamboo.config import Layout
 from megatron_bamboo.execution.epochs import StepProgress
@@ -14,22 +14,22 @@ from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.lower import lower
 from megatron_bamboo.schedule.one_f_one_b import one_f_one_b
 from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy
-from megatron_bamboo.schedule.schedule import Program, Schedule
+from megatron_bamboo.schedule.schedule import Program, Schedule, count_promoted
 from megatron_bamboo.schedule.tail import tail_program
 from megatron_bamboo.schedule.takeover import Progress, surviving_progress, take_over
 
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """A victim, the schedule of whole steps before its loss, and what others had done by then."""
+    """A victim, the schedule of whole steps before its loss, and what survivors had done then."""
 
     schedule: Schedule
     victim: int
-    others: Mapping[int, StepProgress]
+    published: Mapping[int, StepProgress]
 
     def progress_in(self, step: int) -> dict[int, Progress]:
         """By rank, the progress of those who were in this step."""
-        return {rank: made.progress for rank, made in self.others.items() if made.step == step}
+        return {rank: made.progress for rank, made in self.published.items() if made.step == step}
 
 
 class PipelineView:
@@ -52,13 +52,13 @@ class PipelineView:
     def begin_step(self, step: int) -> Program:
         """The program of a step, tail included.
 
-        Where the others were already in this step when a node was lost, what they had done in it
+        Where others were already in this step when a node was lost, what they had done in it
         counts: the takeover is then one in the middle of this step.
         """
         self.in_force = self._steady
-        in_step = [any(made.step == step for made in loss.others.values()) for loss in self._losses]
-        if any(in_step):
-            losses = self._losses[in_step.index(True) :]
+        hit = [bool(loss.progress_in(step)) for loss in self._losses]
+        if any(hit):
+            losses = self._losses[hit.index(True) :]
             self.in_force = losses[0].schedule
             for loss in losses:
                 self.in_force = take_over(self.in_force, loss.victim, loss.progress_in(step))
@@ -69,42 +69,48 @@ class PipelineView:
         """The tail under the placement in force."""
         return tail_program(self.in_force, self.rank, self.tied)
 
-    def remaining(self) -> Program:
-        """What a takeover left for this worker, without tail."""
-        return self.in_force.programs[self.rank]
+    def remaining(self, done: Sequence[Action]) -> Program:
+        """What takeovers left for this worker, without tail and without what it has done since."""
+        finished = count_promoted(self.in_force, done)
+        return tuple(
+            action
+            for action in self.in_force.programs[self.rank]
+            if action not in finished and _consumer_of(action) not in finished
+        )
 
     def victims(self, plan: Plan) -> tuple[int, ...]:
         """The ranks of this pipeline that a plan says are lost."""
         ranks = self.pipeline.ranks
         return tuple(sorted(ranks.index(node) for node in plan.lost if node in ranks))
 
-    def is_shadow_of(self, victim: int) -> bool:
-        """Whether this worker takes over from a victim."""
-        stages = self._steady.stages_of(victim)
-        return any(self._steady.replicas[stage] == self.rank for stage in stages)
-
     def survivors(self, plan: Plan) -> tuple[int, ...]:
-        """The other live ranks of this pipeline under a plan."""
-        live = {plan.pipelines[self.number].rank_of(n) for n in plan.pipelines[self.number].stages}
-        return tuple(sorted(live - {self.rank}))
+        """The live ranks of this pipeline under a plan, this worker's included."""
+        return tuple(sorted(set(plan.pipelines[self.number].placement())))
 
     def follow(
-        self, victims: Sequence[int], others: Mapping[int, StepProgress], own: StepProgress
-    ) -> Progress:
+        self,
+        victims: Sequence[int],
+        published: Mapping[int, StepProgress],
+        step: int,
+        done: Sequence[Action],
+    ) -> list[Action]:
         """Take over from the victims, in this step and in all that follow.
 
-        Returns what still holds of this worker's own progress: a message to a victim is gone.
+        All survivors do so from the same published progress, so that each knows the others'
+        programs, also when a second loss follows. Returns what still holds of what this worker has
+        ``done``, which may be more than it published: a message to a victim is gone.
         """
+        known = _Loss(self.in_force, -1, published).progress_in(step)
+        known[self.rank] = known.get(self.rank, Progress())
+        exact = Progress(done=frozenset(done))
         for victim in victims:
-            self._losses.append(_Loss(self._steady, victim, others))
-            known = _Loss(self.in_force, victim, others).progress_in(own.step)
-            known[self.rank] = own.progress
-            left = {r: surviving_progress(self.in_force, victim, {r: known[r]}) for r in known}
-            self.in_force = take_over(self.in_force, victim, known)
+            self._losses.append(_Loss(self._steady, victim, published))
+            before = self.in_force
+            self.in_force = take_over(before, victim, known)
+            known = {r: surviving_progress(before, victim, {r: known[r]}) for r in known}
+            exact = surviving_progress(before, victim, {self.rank: exact})
             self._steady = take_over(self._steady, victim, {})
-            others = {r: replace(others[r], progress=left[r]) for r in left if r in others}
-            own = replace(own, progress=left[self.rank])
-        return own.progress
+        return [action for action in done if action in exact.done]
 
     def neighbours(self) -> frozenset[str]:
         """The nodes that this one exchanges messages with."""
@@ -129,3 +135,14 @@ class PipelineView:
                 return self.pipeline.stages[len(self.pipeline.stages) - 1 - action.stage]
             case _:
                 return self.node
+
+
+def _consumer_of(action: Action) -> Action | None:
+    """The computation for which a receive waits."""
+    match action.op:
+        case Op.RECV_F:
+            return action.with_op(Op.F)
+        case Op.RECV_B:
+            return action.with_op(Op.B)
+        case _:
+            return None

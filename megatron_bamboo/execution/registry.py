@@ -74,6 +74,7 @@ class GroupRegistry:
         self._memberships: dict[str, Membership] = {}
         self._groups: dict[str, tuple[Group, BambooStore]] = {}
         self._forming: dict[str, tuple[Membership, BambooStore]] = {}
+        self._lost: set[str] = set()
 
     def update(self, epoch: int, groups: dict[str, tuple[str, ...]]) -> None:
         """Follow a plan; what has not changed stays as it is."""
@@ -94,7 +95,7 @@ class GroupRegistry:
         """The group of this name, made if need be; None where this worker is alone in it.
 
         Raises:
-            PeerLost: a member did not come, or is lost.
+            PeerLost: a member did not come, or is lost; the next plan has another membership.
         """
         with self._lock:
             if name in self._groups:
@@ -102,6 +103,7 @@ class GroupRegistry:
             membership = self._memberships.get(name)
             if membership is None:
                 return None
+            self._refuse_lost(name, membership)
             store = self._make_store(f"group/{membership.since}/{name}/")
             self._forming[name] = (membership, store)
         try:
@@ -112,20 +114,16 @@ class GroupRegistry:
         return self._keep(name, membership, group, store)
 
     def leave(self, lost: Collection[str]) -> None:
-        """End every group, and every rendezvous, that a lost node is a member of."""
+        """End every group, and every rendezvous, that a lost node is a member of, for good."""
         with self._lock:
+            self._lost |= set(lost)
             for membership, store in self._forming.values():
-                if set(lost) & set(membership.members):
+                if self._lost & set(membership.members):
                     store.cancel()
             for name, (group, _store) in list(self._groups.items()):
-                if set(lost) & set(group.members):
+                if self._lost & set(group.members):
                     group.release()
                     del self._groups[name]
-            self._memberships = {
-                name: membership
-                for name, membership in self._memberships.items()
-                if not set(lost) & set(membership.members)
-            }
 
     def close(self) -> None:
         """End all groups."""
@@ -136,8 +134,12 @@ class GroupRegistry:
 
     def _keep(self, name: str, membership: Membership, group: Group, store: BambooStore) -> Group:
         with self._lock:
-            if self._memberships.get(name) is not membership:
+            if self._lost & set(group.members):
                 group.release()
-                raise PeerLost(membership.members, f"making {name}", None)
+            self._refuse_lost(name, membership)
             self._groups[name] = (group, store)
             return group
+
+    def _refuse_lost(self, name: str, membership: Membership) -> None:
+        if gone := self._lost & set(membership.members):
+            raise PeerLost(tuple(sorted(gone)), f"making {name}", None)

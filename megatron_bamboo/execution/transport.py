@@ -83,7 +83,7 @@ class Channel:
         self._expected.put(expected)
 
     def send(self, message: Message, tensor: Tensor) -> None:
-        """Send, now or when the group is there; nothing on a broken channel, it stays in the log."""
+        """Send, now or when the group is there; on a broken channel nothing, the log has it."""
         with self._lock:
             if self._broken:
                 return
@@ -142,57 +142,72 @@ class Channel:
 
 
 class Transport:
-    """All channels of a worker."""
+    """All channels of a worker; the control thread drops some while the main thread uses others."""
 
     def __init__(self, mailbox: Mailbox, make_group: Callable[[str], Group]) -> None:
         self.mailbox = mailbox
         self._make_group = make_group
+        self._lock = threading.Lock()
         self._channels: dict[str, Channel] = {}
         self._expected: dict[Message, str] = {}
+        self._lost: set[str] = set()
+        self._traffic: dict[str, tuple[int, int]] = {}
 
     def connect(self, peers: Iterable[str]) -> None:
-        """Open a channel to each peer that has none."""
-        for peer in sorted(set(peers) - self._channels.keys()):
-            make = self._maker(peer)
-            self._channels[peer] = Channel(peer, make, self.mailbox)
+        """Open a channel to each peer that has none and is not lost."""
+        with self._lock:
+            for peer in sorted(set(peers) - self._channels.keys() - self._lost):
+                self._channels[peer] = Channel(peer, self._maker(peer), self.mailbox)
 
-    def drop(self, peers: Iterable[str]) -> None:
-        """Close the channels to peers that are lost, and forget what they were to send."""
-        for peer in peers:
-            channel = self._channels.pop(peer, None)
-            if channel is not None:
-                channel.close()
-            self._expected = {m: p for m, p in self._expected.items() if p != peer}
+    def drop(self, lost: Iterable[str]) -> None:
+        """Close the channels to lost nodes for good; then nothing arrives from them any more."""
+        with self._lock:
+            self._lost |= set(lost)
+            closing = [self._channels.pop(peer) for peer in self._lost & self._channels.keys()]
+            self._expected = {m: p for m, p in self._expected.items() if p not in self._lost}
+        for channel in closing:
+            channel.close()
+            self._traffic[channel.peer] = (channel.bytes_sent, channel.bytes_received)
 
     def expect(self, expected: Iterable[Expected]) -> None:
-        """Receive these messages in this order, except what is here or expected already."""
+        """Receive these messages in this order, except what is here or expected already.
+
+        What a lost node was to send is expected anew when the next plan says from whom.
+        """
         for one in expected:
-            if one.message in self._expected or self.mailbox.holds(one.message):
-                continue
-            self._expected[one.message] = one.sender
-            self._channels[one.sender].expect(one)
+            with self._lock:
+                channel = self._channels.get(one.sender)
+                if channel is None or one.message in self._expected:
+                    continue
+                if not self.mailbox.holds(one.message):
+                    self._expected[one.message] = one.sender
+                    channel.expect(one)
 
     def send(self, peer: str, message: Message, tensor: Tensor) -> None:
-        """Start sending a message."""
-        self._channels[peer].send(message, tensor)
+        """Start sending a message; to a lost node nothing is sent, the log has it."""
+        with self._lock:
+            channel = self._channels.get(peer)
+        if channel is None:
+            assert peer in self._lost, f"no channel to {peer} for {message}"
+            return
+        channel.send(message, tensor)
 
     def finish_step(self, step: int) -> None:
         """Forget a step whose commit has passed."""
-        for channel in self._channels.values():
-            channel.finish_sends()
-        self.mailbox.forget_until(step)
-        self._expected = {m: p for m, p in self._expected.items() if m.step > step}
+        with self._lock:
+            for channel in self._channels.values():
+                channel.finish_sends()
+            self.mailbox.forget_until(step)
+            self._expected = {m: p for m, p in self._expected.items() if m.step > step}
 
     def traffic(self) -> dict[str, tuple[int, int]]:
-        """Bytes sent and received by peer."""
-        return {
-            peer: (channel.bytes_sent, channel.bytes_received)
-            for peer, channel in sorted(self._channels.items())
-        }
-
-    def close(self) -> None:
-        """Close every channel."""
-        self.drop(tuple(self._channels))
+        """Bytes sent and received by peer, lost ones included."""
+        with self._lock:
+            open_now = {
+                peer: (channel.bytes_sent, channel.bytes_received)
+                for peer, channel in self._channels.items()
+            }
+        return dict(sorted((self._traffic | open_now).items()))
 
     def _maker(self, peer: str) -> Callable[[], Group]:
         return lambda: self._make_group(peer)
