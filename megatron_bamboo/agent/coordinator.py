@@ -26,6 +26,12 @@ from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 
 
+# A group that no loss has touched outlives its epoch, and may be formed only when it is first used.
+# The second step that passes in an epoch ran in it from beginning to end, so it used every group:
+# from then on nobody needs the rendezvous keys of older epochs.
+STEPS_TO_FORM_GROUPS = 2
+
+
 class JobFailed(Exception):
     """The job cannot go on, for a reason other than a stage without a holder."""
 
@@ -45,6 +51,7 @@ class Coordinator:
         )
         self._reports: list[bytes] = []
         self._moved = time.monotonic()
+        self._steps_in_epoch = 0
         table.subscribe("passed/", lambda _, value: self._reports.append(value))
         for prefix in ("passed/", "record/"):
             table.subscribe(prefix, lambda _, __: self.members.news.set())
@@ -99,9 +106,17 @@ class Coordinator:
 
     def _say_reports(self) -> None:
         reports, self._reports = self._reports, []
-        for report in reports:
+        for text in reports:
+            report = StepReport.from_json(text)
             self._moved = time.monotonic()
-            self._reporter.passed(StepReport.from_json(report))
+            self._steps_in_epoch += report.epoch == self._plan.epoch
+            self._reporter.passed(report)
+            if self._steps_in_epoch == STEPS_TO_FORM_GROUPS:
+                self._forget_older_groups()
+
+    def _forget_older_groups(self) -> None:
+        for epoch in range(self._plan.epoch):
+            self._table.delete_prefix(f"group/{epoch}/")
 
     async def _change_epoch(self, lost: set[str]) -> None:
         """End the epoch at a loss, decide its newest step, and publish the plan that follows."""
@@ -159,9 +174,8 @@ class Coordinator:
         epoch = plan.epoch
         values = {f"plan/{epoch}": plan.to_json().encode(), "epoch": str(epoch).encode()}
         self._table.set_all(values)
-        # Workers may still be leaving the epoch before; nobody needs the rendezvous of older ones.
-        self._table.delete_prefix(f"group/{epoch - 2}/")
         self._plan = plan
+        self._steps_in_epoch = 0
         self._moved = time.monotonic()
         self._events.emit("plan", epoch=epoch, lost=plan.lost, reason=plan.reason)
         if plan.decision is not None:

@@ -73,6 +73,13 @@ class Cluster:
         report = StepReport(step, epoch, (1.0).hex(), 0.1, None, 2 * step, 0.1, VECTOR)
         self.table.set(f"passed/{step}", report.to_json().encode())
 
+    def said_iterations(self) -> int:
+        return sum("] iteration " in line for line in self.said)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await asyncio.sleep(0.001)
+
     async def plan(self, epoch: int) -> Plan:
         assert await self.table.wait([f"plan/{epoch}"], 5) == ()
         assert self.table.get("epoch") == str(epoch).encode()
@@ -151,7 +158,7 @@ def test_only_a_confirmation_of_the_ended_epoch_counts(lead: Lead, confirmed_in:
     lead(story)
 
 
-def test_rendezvous_keys_of_older_epochs_are_deleted(lead: Lead) -> None:
+def test_rendezvous_keys_are_kept_until_all_groups_must_have_formed(lead: Lead) -> None:
     async def story(cluster: Cluster) -> None:
         cluster.join(*NODES)
         for epoch, victim, left in ((0, "node2", "node0 node1 node3"), (1, "node0", "node1 node3")):
@@ -162,8 +169,11 @@ def test_rendezvous_keys_of_older_epochs_are_deleted(lead: Lead) -> None:
             for node in left.split():
                 cluster.record(epoch, node, 1, False, False)
         await cluster.plan(2)
-        assert cluster.table.count("group/0/") == 0
-        assert cluster.table.count("group/1/") == 1
+        cluster.table.set("group/2/all/0", b"address")
+        for step, left in ((1, 3), (2, 1)):
+            cluster.confirm(step, 2)
+            await cluster.until(lambda step=step: cluster.said_iterations() == step)
+            assert cluster.table.count("group/") == left
         cluster.finish("node1", "node3")
 
     lead(story)
