@@ -158,6 +158,7 @@ class EpochWatch:
             self._exit(FENCED_STATUS, f"this node was declared lost in epoch {plan.epoch}")
         # A node that was declared lost while records were gathered is in no announcement.
         self._handlers.leave_groups(plan.lost)
+        self._ledger.decide(plan.decision)
         with self._condition:
             self._newest = plan
             self._pending.append(plan)
@@ -165,7 +166,7 @@ class EpochWatch:
         self._handlers.wake()
 
     def _leave(self, epoch: int, lost: Collection[str]) -> None:
-        record = self._ledger.leave().to_json().encode()
+        record = self._ledger.leave(epoch).to_json().encode()
         self._handlers.leave_groups(lost)
         # Progress first: who reads the plan, which needs every record, finds all progress there.
         self._client.set(

@@ -106,9 +106,19 @@ class Executor:
         """Open channels and make the groups of the first plan."""
         self._watch = watch
         self._join(self._plan)
-        names = [stage_group(stage) for stage in self._view.in_force.stages_of(self._view.rank)]
-        for name in (*names, COMMIT_GROUP):
-            self._parts.registry.get(name)
+        while not self._groups_made():
+            self._follow_plans()
+
+    def _groups_made(self) -> bool:
+        """Make the groups of the plan in force; False if a node is lost meanwhile."""
+        try:
+            for stage in self._view.in_force.stages_of(self._view.rank):
+                self._parts.registry.get(stage_group(stage))
+            self._parts.registry.get(COMMIT_GROUP)
+        except PeerLost as lost:
+            self._await_plan("start", lost)
+            return False
+        return True
 
     @property
     def plan(self) -> Plan:
@@ -203,7 +213,7 @@ class Executor:
         while watch.has_pending():
             self._switch(watch.take_pending())
 
-    def _await_plan(self, action: Action, lost: PeerLost) -> None:
+    def _await_plan(self, action: Action | str, lost: PeerLost) -> None:
         assert self._watch is not None
         why = f"{action} of step {self._state.step}: {lost}"
         self._parts.events.emit("peer_lost", why=why, epoch=self._plan.epoch)
@@ -213,12 +223,13 @@ class Executor:
         """Act by a new plan: what remains of this step, and all steps after it."""
         start = time.monotonic()
         parts, state, before = self._parts, self._state, self._plan
-        parts.ledger.adopt(plan.decision)
+        parts.ledger.follow(plan.epoch)
         victims = self._view.victims(plan)
         published = self._published_progress(plan) if victims else {}
         state.done[:] = self._view.follow(victims, published, state.step, state.done)
         self._plan = plan
         self._join(plan)
+        assert self._view.in_force.placement == self._view.pipeline.placement()
         if self._queue:
             self._queue = deque(self._remaining(hit=bool(victims)))
             self._expect()

@@ -29,7 +29,8 @@ class CommitLedger:
         self._node = node
         self._condition = threading.Condition()
         self._last = _LastCommit(step=0)
-        self._epoch_left = False
+        self._epoch = 0  # the main thread acts by this epoch's plan
+        self._left_epoch = -1  # the newest epoch that was left
         self._release: Callable[[], None] | None = None  # set while in the collective
 
     def commit(
@@ -37,7 +38,7 @@ class CommitLedger:
         step: int,
         collective: Callable[[], Sequence[float]],
         release: Callable[[], None],
-    ) -> tuple[float, ...]:
+    ) -> None:
         """Enter the commit of a step, run the collective, and pass with its result.
 
         Args:
@@ -49,7 +50,7 @@ class CommitLedger:
             PeerLost: the collective failed.
         """
         with self._condition:
-            if self._epoch_left:
+            if self._left_epoch >= self._epoch:
                 raise EpochEnded
             self._last = _LastCommit(step, entered=True)
             self._release = release
@@ -61,12 +62,11 @@ class CommitLedger:
                 self._last.vector = vector
                 self._release = None
                 self._condition.notify_all()
-        return vector
 
-    def leave(self) -> Record:
-        """Leave the epoch for good; the record of what this worker did in it."""
+    def leave(self, epoch: int) -> Record:
+        """Leave an epoch for good; the record of what this worker did by its end."""
         with self._condition:
-            self._epoch_left = True
+            self._left_epoch = epoch
             if self._release is not None:
                 self._release()
             while self._release is not None:
@@ -75,10 +75,13 @@ class CommitLedger:
             vector = None if last.vector is None else to_hex(last.vector)
             return Record(self._node, last.step, last.entered, vector is not None, vector)
 
-    def adopt(self, decision: StepDecision | None) -> None:
-        """Begin a new epoch by its decision: take the vector handed over, or enter again."""
+    def decide(self, decision: StepDecision | None) -> None:
+        """Take a plan's decision: the vector that was handed over, or that the step is open.
+
+        At once, and not when the main thread comes to follow the plan: the record of the next
+        epoch must say what was decided in this one.
+        """
         with self._condition:
-            self._epoch_left = False
             if decision is None or decision.step != self._last.step:
                 return
             if decision.applied and self._last.vector is None:
@@ -87,6 +90,11 @@ class CommitLedger:
             elif not decision.applied:
                 assert self._last.vector is None, "a passed step was declared not applied"
                 self._last = _LastCommit(decision.step)
+
+    def follow(self, epoch: int) -> None:
+        """The main thread acts by this epoch's plan from now on."""
+        with self._condition:
+            self._epoch = epoch
 
     def passed_vector(self, step: int) -> tuple[float, ...] | None:
         """The vector of a step whose commit this worker passed or was handed; None otherwise."""
