@@ -30,6 +30,9 @@ from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 # from then on nobody needs the rendezvous keys of older epochs.
 STEPS_TO_FORM_GROUPS = 2
 
+FAILED_KEY = "failed"
+"""Written by a worker whose training cannot go on anywhere: the reason in one line."""
+
 
 class JobFailed(Exception):
     """The job cannot go on, for a reason other than a stage without a holder."""
@@ -52,7 +55,7 @@ class Coordinator:
         self._moved = time.monotonic()
         self._steps_in_epoch = 0
         table.subscribe("passed/", lambda _, value: self._reports.append(value))
-        for prefix in ("passed/", "record/"):
+        for prefix in ("passed/", "record/", FAILED_KEY):
             table.subscribe(prefix, lambda _, __: self.members.news.set())
 
     async def run(self) -> None:
@@ -101,6 +104,9 @@ class Coordinator:
             return False
         self.members.news.clear()
         self._say_reports()
+        # Every worker finds the same and ends: no node is lost, the training has failed.
+        if (reason := self._table.get(FAILED_KEY)) is not None:
+            raise JobFailed(reason.decode())
         return True
 
     def _say_reports(self) -> None:

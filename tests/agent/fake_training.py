@@ -105,6 +105,9 @@ class Worker:
     def act(self, step: int, action: str) -> None:
         if f"raise@{step}" in self.ways:
             raise RuntimeError(f"{self.node} has a bug in step {step}")
+        if f"give-up@{step}" in self.ways:
+            self.store.compare_set("failed", None, f"step {step}: the loss is nan".encode())
+            raise SystemExit(1)
         if f"hang@{step}" in self.ways:
             time.sleep(60)
         if self.injection and (self.injection.step, str(self.injection.action)) == (step, action):

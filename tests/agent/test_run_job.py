@@ -73,3 +73,10 @@ def test_workers_that_stand_still_end_the_job(tmp_path: Path) -> None:
     ways = [part for node in NODES for part in ("--misbehave", f"{node}:hang@1")]
     outcome, _ = run(spec, *ways)
     assert (outcome.status, outcome.message) == (Status.FAILED, "no iteration passed within 1 s")
+
+
+def test_training_that_cannot_go_on_ends_the_job_and_loses_no_node(tmp_path: Path) -> None:
+    ways = [part for node in NODES for part in ("--misbehave", f"{node}:give-up@2")]
+    outcome, _ = run(JobSpec(NODES, SHAPE, tmp_path), *ways)
+    assert (outcome.status, outcome.message) == (Status.FAILED, "step 2: the loss is nan")
+    assert outcome.lost == ()
