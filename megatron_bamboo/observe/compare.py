@@ -176,9 +176,11 @@ def format_comparison(comparison: Comparison) -> str:
     ]
     lines = [f"{'':10}{'compared':>14}{'different':>12}"]
     lines += [f"{name:10}{compared:>14,}{differ:>12,}" for name, compared, differ in rows]
-    lines.append(f"differing bits {sum(d.bits for d in comparison.tensors):,}, ")
-    lines[-1] += f"largest difference {_max_abs(comparison):g}, "
-    lines[-1] += f"of the loss {comparison.max_loss_difference:g}"
+    num_bits = sum(d.bits for d in (*comparison.tensors, *comparison.copies))
+    lines.append(
+        f"differing bits {num_bits:,}, largest difference {_max_abs(comparison):g}, "
+        f"of the loss {comparison.max_loss_difference:g}"
+    )
     lines += _format_differences(comparison)
     lines.append("equal bit for bit" if comparison.equal else "DIFFERENT")
     return "\n".join(lines)
