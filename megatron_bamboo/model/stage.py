@@ -75,6 +75,8 @@ class Stage:
         """Forget the gradients of the step before."""
         for unit in self.units.values():
             unit.buffer.zero_grad_buffer()
+            # The optimizer step left the buffer as ``grad``: the first backward would count twice.
+            unit.optimizer.zero_grad()
 
     def tied_gradient(self) -> Tensor:
         """The part of the reduced gradient that belongs to the tied weight's copy here."""
