@@ -1,0 +1,74 @@
+"""The training by the product: prepared and run as ``bamboo run`` does, with forked workers.
+
+The workers are the product's own; around two of their methods is noted what a run does not save:
+each microbatch's loss, and the gradients just before they are applied.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from trained_stages import Job, StageTensors, save_stage
+from user_script import forward_step
+
+from megatron_bamboo.agent.agent import forked_node, forked_worker
+from megatron_bamboo.agent.environment import prepare_environment
+from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec
+from megatron_bamboo.agent.run_job import Status, run_job
+from megatron_bamboo.execution.executor import Executor
+from megatron_bamboo.model.stage import Stage
+from megatron_bamboo.training import pretrain
+
+DEADLINES = Deadlines(startup_seconds=60, stall_seconds=60, store_seconds=60)
+
+
+def train_job(job: Job, result: Path) -> None:
+    """Train with one worker a stage, and leave every stage in the folder ``result``."""
+    job_dir = Path(job.folder) / "job"
+    job_dir.mkdir()
+    os.environ.update(prepare_environment(job_dir, job.num_workers))
+    assert pretrain(forward_step, job.flags) == 0
+    nodes = tuple(f"node{number}" for number in range(job.num_workers))
+    spec = JobSpec(nodes, JobShape.read(job_dir), job_dir, deadlines=DEADLINES)
+    start_node = forked_node(forked_worker(lambda: _work(job, result)))
+    outcome = run_job(spec, start_node, lambda _line: None)
+    assert outcome.status is Status.FINISHED, outcome.message
+
+
+def _work(job: Job, result: Path) -> int:
+    pipeline, stage = divmod(int(os.environ["BAMBOO_NODE"].removeprefix("node")), job.num_stages)
+    tensors = _recorded(job, pipeline)
+    status = pretrain(forward_step, job.flags)
+    state = Path(job.folder) / "job" / "state" / f"{os.environ['BAMBOO_NODE']}-stage{stage}"
+    saved = load_file(f"{state}-primary.safetensors")
+    tensors |= {f"state/{name}": value for name, value in saved.items()}
+    save_stage(result, pipeline, stage, tensors)
+    return status
+
+
+def _recorded(job: Job, pipeline: int) -> StageTensors:
+    """Note losses and gradients in the tensors returned, for as long as this process lives."""
+    tensors: StageTensors = {}
+    steps = iter(range(1, 1000))
+    forward_backward, apply = Executor.forward_backward_func, Stage.apply
+
+    def noted_forward_backward(executor: Executor, **arguments: Any) -> list[Any]:
+        reports = forward_backward(executor, **arguments)
+        step = executor.progress().step
+        for microbatch, report in enumerate(reports):
+            number = job.global_microbatch(microbatch, pipeline)
+            tensors[f"loss/{step}/{number}"] = report["lm loss"].clone()
+        return reports
+
+    def noted_apply(stage: Stage, gradient_norm: float) -> None:
+        step = next(steps)
+        for unit in stage.units.values():
+            for name, parameter in unit.named_parameters():
+                gradient = unit.reduced_part(parameter).view(parameter.shape)
+                tensors[f"gradient/{step}/{unit.name}/{name}"] = gradient.clone()
+        apply(stage, gradient_norm)
+
+    Executor.forward_backward_func = noted_forward_backward  # type: ignore[method-assign]
+    Stage.apply = noted_apply  # type: ignore[method-assign]
+    return tensors

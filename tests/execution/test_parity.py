@@ -1,0 +1,181 @@
+"""With redundancy off the product gives Megatron-core's own bits.
+
+One side is Megatron-core alone, with its schedule, communication, data parallelism, optimizer and
+global state in a process a rank; the other is the product. Megatron divides the loss first by the
+microbatches and then by the pipelines, the product once by both: equal where they are powers of
+two. With clipping the norms would be added in another order, so it is off.
+"""
+
+import json
+import math
+import multiprocessing
+import os
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from trained_stages import Job, StageTensors, load_stages
+
+from megatron_bamboo.cli import main as bamboo
+from megatron_bamboo.data import train_tokenizer
+
+pytestmark = pytest.mark.multiprocess
+
+JOB_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def data_flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    folder = tmp_path_factory.mktemp("text")
+    corpus = folder / "corpus.jsonl"
+    lines = [f"Line {n}: " + "the quick brown fox jumps over it. " * (n % 7 + 1) for n in range(80)]
+    corpus.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    files = ["--input", str(corpus), "--vocab-size", "300", "--output-dir", str(folder)]
+    assert train_tokenizer.main(files) == 0
+    flags = ["--vocab-file", str(folder / "vocab.json"), "--merge-file", str(folder / "merges.txt")]
+    command = ["preprocess", "--input", str(corpus), "--output-prefix", str(folder / "x"), *flags]
+    assert bamboo([*command, "--append-eod"]) == 0
+    return ("--data-path", str(folder / "x_text_document"), "--split", "100,0,0", *flags)
+
+
+@pytest.fixture(scope="module")
+def context() -> ForkServerContext:
+    """Forks from a process that has imported everything once and has run nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["megatron_bamboo.training", "torch._dynamo"])
+    return context
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """What the two sides left, by pipeline and stage."""
+
+    job: Job
+    megatron: dict[str, StageTensors]
+    product: dict[str, StageTensors]
+
+    def differing(self, kind: str) -> list[str]:
+        """The tensors of one kind whose bits differ, or that only one side has."""
+        assert self.megatron.keys() == self.product.keys()
+        found = []
+        for stage, theirs in self.megatron.items():
+            ours = self.product[stage]
+            names = {name for name in theirs.keys() | ours.keys() if name.startswith(kind)}
+            found += [f"{stage} {n}" for n in sorted(names) if not same_bits(theirs, ours, n)]
+        return found
+
+    def of_megatron(self, prefix: str) -> dict[str, Tensor]:
+        """Megatron's tensors with this prefix, of all pipelines."""
+        stages = self.megatron.values()
+        return {n: t for stage in stages for n, t in stage.items() if n.startswith(prefix)}
+
+
+def same_bits(theirs: StageTensors, ours: StageTensors, name: str) -> bool:
+    if name not in theirs or name not in ours:
+        return False
+    one, other = theirs[name].numpy(), ours[name].numpy()
+    return (
+        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    )
+
+
+SHAPES = ((2, 1, 4), (2, 2, 2), (4, 1, 8), (4, 2, 2))
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: "P{}-D{}-M{}".format(*shape))
+def both(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    data_flags: tuple[str, ...],
+    context: ForkServerContext,
+) -> Both:
+    folder = tmp_path_factory.mktemp("parity")
+    job = Job(*request.param, str(folder), data_flags)
+    # The product's prepare phase builds the data's indices, which Megatron's side then reads.
+    product = run_side(context, job, "product")
+    return Both(job, run_side(context, job, "megatron"), product)
+
+
+def test_every_loss_is_equal(both: Both) -> None:
+    job, losses = both.job, both.of_megatron("loss/")
+    assert len(losses) == 4 * job.num_pipelines * job.num_microbatches
+    assert both.differing("loss/") == []
+
+
+def test_reduced_gradients_are_equal_after_every_step(both: Both) -> None:
+    gradients = both.of_megatron("gradient/4/")
+    assert {"gradient/4/embedding/embedding.word_embeddings.weight"} < gradients.keys()
+    assert all(bool(gradient.any()) for gradient in gradients.values())
+    assert both.differing("gradient/") == []
+
+
+def test_parameters_and_moments_are_equal_after_the_last_step(both: Both) -> None:
+    kinds = {name.rpartition("/")[2] for name in both.of_megatron("state/")}
+    assert kinds == {"parameter", "exp_avg", "exp_avg_sq", "step"}
+    assert both.differing("state/") == []
+
+
+def test_training_went_somewhere(both: Both) -> None:
+    first, last = (mean(both.of_megatron(f"loss/{step}/")) for step in (1, 4))
+    assert last < first - 0.1
+
+
+def test_the_reported_loss_and_norm_are_those_of_the_step(both: Both) -> None:
+    lines = (Path(both.job.folder) / "job" / "losses.jsonl").read_text().splitlines()
+    for report in map(json.loads, lines):
+        step = report["step"]
+        assert float.fromhex(report["loss"]) == mean(both.of_megatron(f"loss/{step}/"))
+        gradients = both.of_megatron(f"gradient/{step}/")
+        # The tied weight is one parameter: its second copy does not count.
+        gradients.pop(f"gradient/{step}/head/output_layer.weight")
+        squares = sum(float(torch.linalg.vector_norm(g)) ** 2 for g in gradients.values())
+        assert float.fromhex(report["grad_norm"]) == pytest.approx(math.sqrt(squares), rel=1e-12)
+
+
+def mean(losses: dict[str, Tensor]) -> float:
+    """In the order of the global microbatches, as the commit adds them."""
+    total = 0.0
+    for name in sorted(losses, key=lambda name: int(name.rpartition("/")[2])):
+        total += float(losses[name])
+    return total / len(losses)
+
+
+def run_process(log: str, side: str, *arguments: Any) -> None:
+    """Be one process of a side; what it prints goes to a log."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    if side == "megatron":
+        import megatron_side
+
+        megatron_side.train_rank(*arguments)
+    else:
+        import product_side
+
+        product_side.train_job(*arguments)
+
+
+def run_side(context: ForkServerContext, job: Job, side: str) -> dict[str, StageTensors]:
+    """Train on one side; by pipeline and stage what it left."""
+    result, log = Path(job.folder) / side, f"{job.folder}/{side}.log"
+    ranks = range(job.num_workers) if side == "megatron" else ()
+    arguments = [(job, rank, result) for rank in ranks] or [(job, result)]
+    processes = [context.Process(target=run_process, args=(log, side, *a)) for a in arguments]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(JOB_SECONDS)
+    ended = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert set(ended) == {0}, f"{side}: {ended}\n{Path(log).read_text()}{_worker_logs(job)}"
+    return load_stages(result)
+
+
+def _worker_logs(job: Job) -> str:
+    logs = sorted((Path(job.folder) / "job" / "logs").glob("*.log"))
+    return "".join(f"\n--- {log.name}\n{log.read_text()}" for log in logs)
