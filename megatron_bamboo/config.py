@@ -7,6 +7,8 @@ project does not support yet is refused by name, so that nothing ever trains sil
 
 import argparse
 import dataclasses
+import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -30,7 +32,7 @@ class ModelOptions:
     hidden_size: int = _option("width of the residual stream")
     num_attention_heads: int = _option("attention heads")
     ffn_hidden_size: int | None = _option(
-        "width of the feed-forward part (default: 4 x hidden)", None
+        "width of the feed-forward part (default: 4 x hidden; with --swiglu two thirds of it)", None
     )
     max_position_embeddings: int = _option("most positions that the model can tell apart")
     position_embedding_type: str = _option(
@@ -50,6 +52,14 @@ class ModelOptions:
         "auto",
         ("auto", "local", "transformer_engine"),
     )
+
+    @property
+    def feed_forward_size(self) -> int:
+        """The width of the feed-forward part, by default as Megatron-LM chooses it."""
+        if self.ffn_hidden_size is not None:
+            return self.ffn_hidden_size
+        # With a gate there is a third matrix: two thirds of the width, in multiples of 64.
+        return int(4 * self.hidden_size * 2 / 3) // 64 * 64 if self.swiglu else 4 * self.hidden_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,14 +184,21 @@ UNSUPPORTED: Mapping[str, str] = {
 
 
 def parse_options(argv: Sequence[str]) -> Options:
-    """Read Megatron's flags; bad ones end the process with status 2, as argparse does."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, conflict_handler="error")
+    """Read Megatron's flags.
+
+    Raises:
+        UserError: with one line that names the bad flag.
+    """
+    parser = _Parser(allow_abbrev=False)
     groups = {field.name: _option_class(field) for field in dataclasses.fields(Options)}
     for option_class in groups.values():
         _add_group(parser, option_class)
     for flag in UNSUPPORTED:
         parser.add_argument(flag, action=_Refuse, nargs="*", help=argparse.SUPPRESS)
-    values = vars(parser.parse_args(list(argv)))
+    known, unknown = parser.parse_known_args(list(argv))
+    if unknown:
+        raise UserError(_unknown_flag(unknown[0], parser))
+    values = vars(known)
     return Options(
         **{
             name: option_class(**{f.name: values[f.name] for f in dataclasses.fields(option_class)})
@@ -235,12 +252,18 @@ def check_options(options: Options, num_nodes: int) -> Layout:
 
 
 def _check_sizes(options: Options) -> None:
-    for group in (options.model, options.training, options.parallel, options.data):
+    for group in (
+        options.model,
+        options.training,
+        options.optimizer,
+        options.data,
+        options.parallel,
+    ):
         for field in dataclasses.fields(group):
             value = getattr(group, field.name)
             if (
                 _value_type(field) is int
-                and field.name != "seed"
+                and field.name not in ("seed", "lr_warmup_iters")
                 and value is not None
                 and value < 1
             ):
@@ -256,41 +279,83 @@ def _check_sizes(options: Options) -> None:
             f"--seq-length {options.data.seq_length} needs --max-position-embeddings of at least "
             f"as much, not {model.max_position_embeddings}"
         )
-    for name in ("attention_dropout", "hidden_dropout"):
-        if not 0.0 <= getattr(model, name) < 1.0:
-            raise UserError(f"{_flag(name)} must be at least 0 and less than 1")
+    if model.feed_forward_size < 1:
+        raise UserError(
+            f"--swiglu leaves no feed-forward part at --hidden-size {model.hidden_size}: "
+            "give --ffn-hidden-size"
+        )
+    if not 0 <= options.training.seed < 2**32:
+        raise UserError(f"--seed {options.training.seed} must be at least 0 and below 2**32")
+    _check_ranges(options)
     _check_learning_rate(options)
+
+
+def _check_ranges(options: Options) -> None:
+    model, optimizer = options.model, options.optimizer
+    for name, value in (
+        ("attention_dropout", model.attention_dropout),
+        ("hidden_dropout", model.hidden_dropout),
+        ("adam_beta1", optimizer.adam_beta1),
+        ("adam_beta2", optimizer.adam_beta2),
+    ):
+        if not 0.0 <= value < 1.0:
+            raise UserError(f"{_flag(name)} must be at least 0 and less than 1")
+    for name, value in (
+        ("norm_epsilon", model.norm_epsilon),
+        ("init_method_std", model.init_method_std),
+        ("adam_eps", optimizer.adam_eps),
+        ("distributed_timeout_minutes", options.parallel.distributed_timeout_minutes),
+    ):
+        if not 0.0 < value < math.inf:
+            raise UserError(f"{_flag(name)} must be more than 0")
 
 
 def _check_learning_rate(options: Options) -> None:
     optimizer, training = options.optimizer, options.training
-    if not 0.0 <= optimizer.min_lr <= optimizer.lr or optimizer.lr_warmup_init > optimizer.lr:
-        raise UserError("--lr must not be below --min-lr or --lr-warmup-init, and none below 0")
+    for lowest in (optimizer.min_lr, optimizer.lr_warmup_init):
+        if not 0.0 <= lowest <= optimizer.lr < math.inf:
+            raise UserError("--lr must not be below --min-lr or --lr-warmup-init, and none below 0")
     if optimizer.lr_warmup_iters < 0:
         raise UserError("--lr-warmup-iters must not be negative")
     if optimizer.lr_warmup_iters >= (optimizer.lr_decay_iters or training.train_iters):
         raise UserError("--lr-warmup-iters must be less than --lr-decay-iters (or --train-iters)")
-    if optimizer.clip_grad < 0.0 or optimizer.weight_decay < 0.0:
+    if not (optimizer.clip_grad >= 0.0 and optimizer.weight_decay >= 0.0):
         raise UserError("--clip-grad and --weight-decay must not be negative")
 
 
 def _check_files(data: DataOptions) -> None:
-    for flag, path in (
-        ("--data-path", f"{data.data_path}.bin"),
-        ("--data-path", f"{data.data_path}.idx"),
-        ("--vocab-file", data.vocab_file),
-        ("--merge-file", data.merge_file),
+    data_hint = "give the prefix that `bamboo preprocess` wrote, without .bin"
+    vocabulary_hint = "give the file that `bamboo preprocess` was given"
+    for flag, path, hint in (
+        ("--data-path", f"{data.data_path}.bin", data_hint),
+        ("--data-path", f"{data.data_path}.idx", data_hint),
+        ("--vocab-file", data.vocab_file, vocabulary_hint),
+        ("--merge-file", data.merge_file, vocabulary_hint),
     ):
         if not Path(path).is_file():
-            raise UserError(
-                f"{flag}: there is no file {path}; `bamboo preprocess` makes data files"
-            )
+            raise UserError(f"{flag}: there is no file {path}; {hint}")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the list of all flags before it."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        raise UserError(message)
 
 
 class _Refuse(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
         flag = self.option_strings[0]
         parser.error(f"{flag}: {UNSUPPORTED[flag]} is not supported yet; leave the flag out")
+
+
+def _unknown_flag(word: str, parser: argparse.ArgumentParser) -> str:
+    if not word.startswith("--"):
+        return f"{word} is neither a flag nor the value of one"
+    flag = word.partition("=")[0]
+    flags = [name for action in parser._actions for name in action.option_strings]
+    near = difflib.get_close_matches(flag, flags, n=1)
+    return f"there is no flag {flag}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _add_group(parser: argparse.ArgumentParser, option_class: type) -> None:

@@ -72,8 +72,8 @@ def pretrain(forward_step: ForwardStepFunc, argv: Sequence[str] | None = None) -
         argv: Megatron's flags; those of the command line if None.
     """
     phase = os.environ.get("BAMBOO_PHASE")
-    options = parse_options(sys.argv[1:] if argv is None else argv)
     try:
+        options = parse_options(sys.argv[1:] if argv is None else argv)
         if phase is None:
             raise UserError("start this script with: bamboo run --nodes N SCRIPT FLAGS")
         layout = check_options(options, int(os.environ["BAMBOO_NUM_NODES"]))

@@ -56,7 +56,7 @@ def transformer_config(options: ModelOptions) -> TransformerConfig:
         num_layers=options.num_layers,
         hidden_size=options.hidden_size,
         num_attention_heads=options.num_attention_heads,
-        ffn_hidden_size=options.ffn_hidden_size or 4 * options.hidden_size,
+        ffn_hidden_size=options.feed_forward_size,
         attention_dropout=options.attention_dropout,
         hidden_dropout=options.hidden_dropout,
         normalization=options.normalization,
@@ -74,6 +74,8 @@ def transformer_config(options: ModelOptions) -> TransformerConfig:
         gradient_accumulation_fusion=False,
         apply_rope_fusion=False,
         deallocate_pipeline_outputs=False,
+        # None at all; the default is a deprecated word for it, with a warning in each worker's log.
+        cuda_graph_scope=[],
     )
 
 
