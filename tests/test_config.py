@@ -1,0 +1,241 @@
+"""The flags of a training run: Megatron's names and defaults, and one line for each bad one."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from megatron_bamboo.config import (
+    UNSUPPORTED,
+    BambooOptions,
+    Layout,
+    Options,
+    check_options,
+    parse_options,
+)
+from megatron_bamboo.errors import UserError
+from megatron_bamboo.schedule.redundancy import Redundancy
+
+REQUIRED = {
+    "num-layers": "8",
+    "hidden-size": "64",
+    "num-attention-heads": "4",
+    "seq-length": "32",
+    "max-position-embeddings": "32",
+    "micro-batch-size": "2",
+    "train-iters": "10",
+    "lr": "1e-3",
+}
+
+
+@pytest.fixture
+def data_files(tmp_path: Path) -> dict[str, str]:
+    for name in ("text.bin", "text.idx", "vocab.json", "merges.txt"):
+        (tmp_path / name).touch()
+    return {
+        "data-path": str(tmp_path / "text"),
+        "vocab-file": str(tmp_path / "vocab.json"),
+        "merge-file": str(tmp_path / "merges.txt"),
+    }
+
+
+def argv(values: dict[str, str], *more: str) -> list[str]:
+    return [word for name, value in values.items() for word in (f"--{name}", value)] + [*more]
+
+
+def read(data_files: dict[str, str], flags: str = "") -> Options:
+    """Options from the required flags and some more; a flag given again wins."""
+    return parse_options(argv(REQUIRED | data_files, *flags.split()))
+
+
+def refusal(data_files: dict[str, str], flags: str, nodes: int) -> str:
+    """The line that says what is wrong."""
+    with pytest.raises(UserError) as raised:
+        check_options(read(data_files, flags), nodes)
+    (line,) = str(raised.value).splitlines()
+    return line
+
+
+def test_defaults_are_megatrons(data_files: dict[str, str]) -> None:
+    options = read(data_files)
+    model, training, optimizer = options.model, options.training, options.optimizer
+    assert (model.attention_dropout, model.hidden_dropout) == (0.1, 0.1)
+    assert (model.normalization, model.norm_epsilon) == ("LayerNorm", 1e-5)
+    assert (model.position_embedding_type, model.init_method_std) == ("learned_absolute", 0.02)
+    assert not model.untie_embeddings_and_output_weights
+    assert not model.swiglu and not model.disable_bias_linear
+    assert model.make_vocab_size_divisible_by == 128
+    assert (training.seed, training.global_batch_size) == (1234, None)
+    assert (optimizer.adam_beta1, optimizer.adam_beta2, optimizer.adam_eps) == (0.9, 0.999, 1e-8)
+    assert (optimizer.weight_decay, optimizer.clip_grad) == (0.01, 1.0)
+    assert (optimizer.min_lr, optimizer.lr_decay_style) == (0.0, "linear")
+    assert (optimizer.lr_warmup_iters, optimizer.lr_warmup_init) == (0, 0.0)
+    assert optimizer.lr_decay_iters is None
+    assert (options.data.split, options.data.data_cache_path) == ("969,30,1", None)
+    assert options.parallel.pipeline_model_parallel_size == 1
+    assert options.parallel.tensor_model_parallel_size == 1
+    assert options.parallel.distributed_timeout_minutes == 10
+    assert options.bamboo.bamboo_redundancy is Redundancy.LAZY
+
+
+@pytest.mark.parametrize(
+    ("flags", "width"),
+    [
+        ("", 256),
+        ("--swiglu", 128),  # 170 and two thirds, down to a multiple of 64
+        ("--swiglu --hidden-size 4096", 10880),
+        ("--swiglu --ffn-hidden-size 100", 100),
+        ("--ffn-hidden-size 100", 100),
+    ],
+)
+def test_the_width_of_the_feed_forward_part(
+    data_files: dict[str, str], flags: str, width: int
+) -> None:
+    assert read(data_files, flags).model.feed_forward_size == width
+
+
+def test_only_our_own_flags_begin_with_bamboo() -> None:
+    names = {
+        field.name: group.name
+        for group in dataclasses.fields(Options)
+        if isinstance(group.type, type)
+        for field in dataclasses.fields(group.type)
+    }
+    ours = {field.name for field in dataclasses.fields(BambooOptions)}
+    assert {name for name in names if name.startswith("bamboo_")} == ours
+    assert "global_batch_size" in names and "data_path" in names
+
+
+@pytest.mark.parametrize(
+    ("flags", "nodes", "layout"),
+    [
+        ("--pipeline-model-parallel-size 4 --global-batch-size 16", 8, (4, 2, 4, 16)),
+        ("--pipeline-model-parallel-size 4", 8, (4, 2, 1, 4)),
+        ("--pipeline-model-parallel-size 2 --global-batch-size 6", 6, (2, 3, 1, 6)),
+        ("--bamboo-redundancy none --global-batch-size 8", 2, (1, 2, 2, 8)),
+    ],
+)
+def test_the_layout_follows_from_flags_and_nodes(
+    data_files: dict[str, str], flags: str, nodes: int, layout: tuple[int, int, int, int]
+) -> None:
+    found: Layout = check_options(read(data_files, flags), nodes)
+    assert layout == (
+        found.num_stages,
+        found.num_pipelines,
+        found.num_microbatches,
+        found.global_batch_size,
+    )
+    assert found.total_microbatches == layout[1] * layout[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--num-layer 4", "there is no flag --num-layer; did you mean --num-layers?"),
+        ("--bamboo-redundency eager", "did you mean --bamboo-redundancy?"),
+        ("--zzz=1", "there is no flag --zzz"),
+        ("stray", "stray is neither a flag nor the value of one"),
+        ("--num-layers four", "--num-layers: invalid int value: 'four'"),
+        ("--lr", "--lr: expected one argument"),
+        ("--normalization BatchNorm", "--normalization: invalid choice: 'BatchNorm'"),
+        ("--bamboo-redundancy always", "--bamboo-redundancy: invalid"),
+        ("--tokenizer-type SentencePiece", "--tokenizer-type: invalid choice"),
+        ("--lr-decay-style WSD", "--lr-decay-style: invalid choice"),
+    ],
+)
+def test_a_bad_flag_is_one_line(data_files: dict[str, str], flags: str, message: str) -> None:
+    assert message in refusal(data_files, flags, 1)
+
+
+@pytest.mark.parametrize("name", [*REQUIRED, "data-path", "vocab-file", "merge-file"])
+def test_a_missing_flag_is_named(data_files: dict[str, str], name: str) -> None:
+    values = REQUIRED | data_files
+    del values[name]
+    with pytest.raises(UserError, match=f"required: --{name}$"):
+        parse_options(argv(values))
+
+
+@pytest.mark.parametrize("flag", UNSUPPORTED)
+def test_what_megatron_has_and_we_have_not_is_refused_by_name(
+    data_files: dict[str, str], flag: str
+) -> None:
+    for value in ("", " 2"):
+        line = refusal(data_files, flag + value, 1)
+        assert line == f"{flag}: {UNSUPPORTED[flag]} is not supported yet; leave the flag out"
+
+
+@pytest.mark.parametrize(
+    ("flags", "nodes", "message"),
+    [
+        (
+            "--pipeline-model-parallel-size 3",
+            3,
+            "8 layers cannot be cut into 3 equal stages: make --num-layers a multiple",
+        ),
+        ("--pipeline-model-parallel-size 16", 16, "16 stages cannot share 8 layers: lower"),
+        ("--pipeline-model-parallel-size 4", 6, "start 4 nodes or change"),
+        ("--pipeline-model-parallel-size 4", 3, "start 4 nodes or change"),
+        (
+            "--pipeline-model-parallel-size 2 --global-batch-size 10",
+            4,
+            "--global-batch-size 10 does not divide into microbatches of 2 over 2 pipelines: "
+            "make it a multiple of 4",
+        ),
+        ("--tensor-model-parallel-size 2", 2, "--tensor-model-parallel-size must be 1"),
+        ("", 1, "use --bamboo-redundancy none or --pipeline-model-parallel-size 2 or more"),
+        ("--hidden-size 66", 1, "--hidden-size 66 must be a multiple of --num-attention-heads 4"),
+        ("--seq-length 64", 1, "--seq-length 64 needs --max-position-embeddings of at least"),
+        ("--swiglu --hidden-size 16", 1, "give --ffn-hidden-size"),
+        ("--attention-dropout 1.0", 1, "--attention-dropout must be at least 0 and less than 1"),
+        ("--hidden-dropout -0.1", 1, "--hidden-dropout must be at least 0"),
+        ("--adam-beta2 1", 1, "--adam-beta2 must be at least 0 and less than 1"),
+        ("--adam-eps 0", 1, "--adam-eps must be more than 0"),
+        ("--norm-epsilon nan", 1, "--norm-epsilon must be more than 0"),
+        ("--init-method-std -1", 1, "--init-method-std must be more than 0"),
+        ("--distributed-timeout-minutes 0", 1, "--distributed-timeout-minutes must be more than"),
+        ("--seed -1", 1, "--seed -1 must be at least 0"),
+        ("--seed 4294967296", 1, "--seed 4294967296 must be at least 0 and below 2**32"),
+        ("--min-lr 1", 1, "--lr must not be below --min-lr"),
+        ("--lr nan", 1, "--lr must not be below"),
+        ("--lr-warmup-init -1", 1, "--lr must not be below --min-lr or --lr-warmup-init"),
+        ("--lr-warmup-iters -1", 1, "--lr-warmup-iters must not be negative"),
+        ("--lr-warmup-iters 10", 1, "--lr-warmup-iters must be less than --lr-decay-iters"),
+        ("--lr-decay-iters 0", 1, "--lr-decay-iters must be at least 1, not 0"),
+        ("--clip-grad -1", 1, "--clip-grad and --weight-decay must not be negative"),
+        ("--weight-decay nan", 1, "--clip-grad and --weight-decay must not be negative"),
+    ],
+)
+def test_a_bad_value_is_one_line(
+    data_files: dict[str, str], flags: str, nodes: int, message: str
+) -> None:
+    assert message in refusal(data_files, flags, nodes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("num-layers", "hidden-size", "num-attention-heads", "ffn-hidden-size", "seq-length"),
+        *("max-position-embeddings", "make-vocab-size-divisible-by", "micro-batch-size"),
+        *("global-batch-size", "train-iters", "pipeline-model-parallel-size"),
+        "tensor-model-parallel-size",
+    ],
+)
+def test_sizes_are_at_least_one(data_files: dict[str, str], name: str) -> None:
+    assert refusal(data_files, f"--{name} 0", 1) == f"--{name} must be at least 1, not 0"
+
+
+@pytest.mark.parametrize(
+    ("missing", "flag"),
+    [
+        ("text.bin", "--data-path"),
+        ("text.idx", "--data-path"),
+        ("vocab.json", "--vocab-file"),
+        ("merges.txt", "--merge-file"),
+    ],
+)
+def test_a_missing_file_is_named(
+    data_files: dict[str, str], tmp_path: Path, missing: str, flag: str
+) -> None:
+    (tmp_path / missing).unlink()
+    line = refusal(data_files, "--bamboo-redundancy none", 1)
+    assert line.startswith(f"{flag}: there is no file {tmp_path / missing}; ")
