@@ -27,6 +27,8 @@ class Group(Protocol):
 
     name: str
     members: tuple[str, ...]
+    has_tags: bool
+    """Whether messages of a pair match by tag; otherwise in the order of sending."""
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sum over the members, in place; returns when it is complete."""
@@ -47,6 +49,8 @@ _device_lock = threading.Lock()
 
 class GlooGroup:
     """A group over gloo, for tensors in host memory."""
+
+    has_tags = True
 
     def __init__(
         self, store: dist.Store, name: str, members: Sequence[str], me: str, timeout: timedelta
@@ -105,6 +109,8 @@ class NcclGroup:
 
     Waits block the host, since whoever waits here decides by the result.
     """
+
+    has_tags = False
 
     def __init__(
         self, store: dist.Store, name: str, members: Sequence[str], me: str, timeout: timedelta

@@ -1,15 +1,19 @@
 """Messages between the workers of a pipeline: one channel to each neighbour.
 
 A channel has a process group of its own (so that remaking the victim's loses no message between
-others) and a thread that makes the group and receives what the program expects, in the program's
-order. So messages arrive while the main thread computes, a send never waits for a receiver, and
-a channel that breaks is a sign that only ends the channel.
+others) and threads that make the group and receive what the program expects. So messages arrive
+while the main thread computes, a send never waits for a receiver, and a channel that breaks is a
+sign that only ends the channel.
+
+Messages of one kind come in the program's order. Between kinds there is none: a takeover puts new
+messages between those that are waited for already, so each kind is waited for by itself.
 """
 
 import queue
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -57,6 +61,15 @@ def tag_of(message: Message) -> int:
     assert receive.stage < MAX_STAGES and chunk < MAX_CHUNKS and microbatch < MAX_MICROBATCHES
     tag = message.step % _STEPS_TOLD_APART * len(_KINDS) + _KINDS.index(receive.op)
     return ((tag * MAX_STAGES + receive.stage) * MAX_CHUNKS + chunk) * MAX_MICROBATCHES + microbatch
+
+
+def stream_of(message: Message, group: Group) -> object:
+    """What tells the messages of one order from others: of one kind, for one stage and chunk.
+
+    Where a group has no tags, all that it brings is in one order.
+    """
+    receive = message.receive
+    return (receive.op, receive.stage, receive.chunk) if group.has_tags else None
 
 
 class Channel:
@@ -109,17 +122,32 @@ class Channel:
         # Without a group the thread is in the rendezvous, and ends when it finds itself broken.
 
     def _run(self, make_group: Callable[[], Group]) -> None:
+        """Make the group and give each stream of messages a thread that waits for it."""
         try:
             group = make_group()
             self._open(group)
-            while (expected := self._expected.get()) is not None:
-                tensor = expected.shape.empty()
-                group.receive(tensor, self.peer, tag_of(expected.message))
-                self.bytes_received += tensor.nbytes
-                self._mailbox.put(expected.message, tensor)
         except PeerLost:
-            with self._lock:
-                self._broken = True
+            self._break()
+            return
+        streams: dict[object, _Stream] = {}
+        while (expected := self._expected.get()) is not None:
+            key = stream_of(expected.message, group)
+            if key not in streams:
+                streams[key] = _Stream(partial(self._receive, group), self._break)
+            streams[key].expected.put(expected)
+        for stream in streams.values():
+            stream.end()
+
+    def _receive(self, group: Group, expected: Expected) -> None:
+        tensor = expected.shape.empty()
+        group.receive(tensor, self.peer, tag_of(expected.message))
+        with self._lock:
+            self.bytes_received += tensor.nbytes
+        self._mailbox.put(expected.message, tensor)
+
+    def _break(self) -> None:
+        with self._lock:
+            self._broken = True
 
     def _open(self, group: Group) -> None:
         with self._lock:
@@ -139,6 +167,29 @@ class Channel:
             return
         self.bytes_sent += tensor.nbytes
         self._under_way.append((work, tensor))
+
+
+class _Stream:
+    """A thread that receives what comes in one order, until a wait fails."""
+
+    def __init__(self, receive: Callable[[Expected], None], failed: Callable[[], None]) -> None:
+        self.expected: queue.SimpleQueue[Expected | None] = queue.SimpleQueue()
+        self._receive = receive
+        self._failed = failed
+        self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Wait until nothing arrives any more; what is waited for must have been ended."""
+        self.expected.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (expected := self.expected.get()) is not None:
+                self._receive(expected)
+        except PeerLost:
+            self._failed()
 
 
 class Transport:

@@ -1,0 +1,112 @@
+"""What a finished job must show: read from its folder, said in words where it does not.
+
+Every check returns complaints, so that the tests and the sweep say the same about a run.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forked_jobs import FinishedJob, last_words
+from tiny_gpt import Shape
+from work_done import work_complaints
+
+from megatron_bamboo.observe.compare import compare_runs, format_comparison
+
+# Everything that a run may leave. A checkpoint folder is not among it.
+JOB_FOLDER = {"job.json", "losses.jsonl", "events", "logs", "state"}
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What was done to a job."""
+
+    shape: Shape
+    redundancy: str
+    victims: Sequence[str]
+
+
+def complaints(job: FinishedJob, expected: Expected, undisturbed: Path) -> list[str]:
+    """Everything that is not as it must be after a loss that was survived."""
+    if job.result.status != 0:
+        return [f"status {job.result.status}: {job.result.message}\n{last_words(job.request)}"]
+    checks: list[Callable[[FinishedJob, Expected], Iterator[str]]] = [
+        _losses,
+        _iteration_lines,
+        _folder,
+        _processes,
+        _takeovers,
+        _state_files,
+    ]
+    found = [text for check in checks for text in check(job, expected)]
+    victims = frozenset(expected.victims)
+    found += work_complaints(job, expected.shape, expected.redundancy, victims)
+    return [*found, *_differences(job, undisturbed)]
+
+
+def _losses(job: FinishedJob, expected: Expected) -> Iterator[str]:
+    lost = sorted(node for node, _cause in job.result.lost)
+    if lost != sorted(expected.victims):
+        yield f"lost are {job.result.lost}, not {expected.victims}"
+
+
+def _iteration_lines(job: FinishedJob, expected: Expected) -> Iterator[str]:
+    lines = [line for line in job.result.lines if "] iteration " in line]
+    steps = [int(line.split("iteration")[1].split("/")[0]) for line in lines]
+    if steps != list(range(1, expected.shape.num_steps + 1)):
+        yield f"iteration lines of steps {steps}"
+
+
+def _folder(job: FinishedJob, expected: Expected) -> Iterator[str]:
+    if (found := {path.name for path in job.job_dir.iterdir()}) != JOB_FOLDER:
+        yield f"the job folder holds {sorted(found)}"
+
+
+def _processes(job: FinishedJob, expected: Expected) -> Iterator[str]:
+    """Survivors end as the very process that they started as; nothing is left."""
+    if job.result.left_behind:
+        yield f"left behind: {job.result.left_behind}"
+    notes = job.identities()
+    workers = {(e["source"], e["pid"]) for e in job.events("worker_started") if "agent" in e}
+    for number in range(expected.shape.num_nodes):
+        node = f"node{number}"
+        own = {
+            event: [(e["pid"], e["start_ticks"]) for e in notes
+                    if (e["event"], e["source"]) == (event, node)]
+            for event in ("started", "ended")
+        }  # fmt: skip
+        ended = [] if node in expected.victims else own["started"]
+        if len(own["started"]) != 1 or own["ended"] != ended:
+            yield f"{node} started as {own['started']} and ended as {own['ended']}"
+        if [pid for name, pid in workers if name == node] != [pid for pid, _ in own["started"]]:
+            yield f"{node} is not the one process that its agent started: {sorted(workers)}"
+
+
+def _takeovers(job: FinishedJob, expected: Expected) -> Iterator[str]:
+    """Each victim's stage is taken over once, by its predecessor in the ring."""
+    wanted = []
+    for victim in expected.victims:
+        pipeline, stage = expected.shape.place(victim)
+        shadow = expected.shape.node(pipeline, (stage - 1) % expected.shape.num_stages)
+        wanted.append((victim, shadow, pipeline, stage))
+    events = job.events("takeover")
+    found = [(e["victim"], e["shadow"], e["pipeline"], e["stage"]) for e in events]
+    if sorted(found) != sorted(wanted):
+        yield f"takeovers {found}, not {wanted}"
+
+
+def _state_files(job: FinishedJob, expected: Expected) -> Iterator[str]:
+    """Every live holder has written what it holds: a loss costs one stage its replica twice."""
+    shape, copies = expected.shape, 1 if expected.redundancy == "none" else 2
+    wanted = copies * shape.num_nodes - 2 * len(expected.victims)
+    names = sorted(path.name for path in (job.job_dir / "state").iterdir())
+    by_role = Counter(name.rpartition("-")[2] for name in names)
+    if len(names) != wanted or by_role["primary.safetensors"] != shape.num_nodes:
+        yield f"state files {names}, not {wanted} with {shape.num_nodes} primaries"
+
+
+def _differences(job: FinishedJob, undisturbed: Path) -> Iterator[str]:
+    comparison = compare_runs(undisturbed, job.job_dir)
+    if not comparison.equal:
+        yield format_comparison(comparison)

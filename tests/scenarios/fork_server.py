@@ -1,0 +1,193 @@
+"""A process that has imported torch and Megatron-core once, and forks whole jobs.
+
+Importing takes seconds of processor time for each worker, forking takes milliseconds. Everything
+but the import is the product's own path: the script's prepare phase, ``run_job``, agents and
+workers, each a process of its own. The server itself never runs a backward pass and never opens a
+process group, since their threads would not survive a fork.
+
+Its argument is the folder for the jobs' data. It reads one ``JobRequest`` a line and answers with
+one line when the job's launching process has started and one when it has ended. When the tests go
+away its input ends, and all jobs with it.
+"""
+
+import gc
+import importlib
+import json
+import os
+import selectors
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import psutil
+from job_request import JobRequest, JobResult
+from tiny_gpt import prepare_text
+
+from megatron_bamboo.agent.agent import forked_node, forked_worker
+from megatron_bamboo.agent.environment import prepare_environment
+from megatron_bamboo.agent.job import Deadlines, Injection, JobShape, JobSpec
+from megatron_bamboo.agent.process import adopted_orphans, fork
+from megatron_bamboo.agent.run_job import Outcome, Status, run_job
+from megatron_bamboo.observe.events import EventLog, read_events
+
+# Far above what a job takes even on a busy machine: no live worker is ever fenced by accident.
+DEADLINES = Deadlines(
+    record_seconds=20.0, startup_seconds=60.0, stall_seconds=60.0, store_seconds=30.0
+)
+
+
+def preload() -> None:
+    """Import what workers need; no gradient is computed and no group is made."""
+    import torch
+
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("encodings.idna", "numpy.ctypeslib", "pretrain_gpt_bamboo"):
+            importlib.import_module(name)
+    # Forked workers then share these pages.
+    gc.collect()
+    gc.freeze()
+
+
+def prepare_data(data: Path) -> None:
+    """Make the text files of all jobs, in a process of its own."""
+    data.mkdir(parents=True)
+
+    def prepare() -> int:
+        _redirect_output(data / "prepare.log")
+        prepare_text(data)
+        return 0
+
+    status = os.waitpid(fork(prepare), 0)[1]
+    if status != 0:
+        raise RuntimeError((data / "prepare.log").read_text())
+
+
+def serve() -> None:
+    """Fork a job for each line of input until it ends."""
+    jobs: dict[int, str] = {}
+    unread = b""
+    with adopted_orphans(), selectors.DefaultSelector() as selector:
+        selector.register(0, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd != 0:
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                    continue
+                if not (chunk := os.read(0, 1 << 16)):
+                    return
+                *lines, unread = (unread + chunk).split(b"\n")
+                for line in lines:
+                    pid = _start(JobRequest.from_json(line))
+                    jobs[pid] = JobRequest.from_json(line).folder
+                    selector.register(os.pidfd_open(pid), selectors.EVENT_READ)
+            _reap(jobs)
+
+
+def _start(request: JobRequest) -> int:
+    pid = fork(lambda: lead(request))
+    _answer({"folder": request.folder, "event": "started", "pid": pid})
+    return pid
+
+
+def _reap(jobs: dict[int, str]) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        if pid in jobs:
+            code = os.waitstatus_to_exitcode(status)
+            _answer({"folder": jobs.pop(pid), "event": "ended", "pid": pid, "status": code})
+
+
+def _answer(values: dict[str, object]) -> None:
+    os.write(1, json.dumps(values).encode() + b"\n")
+
+
+def lead(request: JobRequest) -> int:
+    """Be the launching process of one job, as ``bamboo run`` is; leave its result in a file."""
+    folder = Path(request.folder)
+    _redirect_output(folder / "launcher.log")
+    request.job_dir.mkdir()
+    lines: list[str] = []
+    try:
+        outcome = _prepare_and_run(request, lines)
+    except KeyboardInterrupt:
+        outcome = Outcome(Status.INTERRUPTED)
+    JobResult(
+        outcome.status, outcome.message, outcome.lost, lines, _left_behind(request.job_dir)
+    ).write(folder)
+    return 0
+
+
+def _prepare_and_run(request: JobRequest, lines: list[str]) -> Outcome:
+    prepared = fork(lambda: _prepare(request))
+    status = os.waitstatus_to_exitcode(os.waitpid(prepared, 0)[1])
+    if status != 0:
+        return Outcome(Status(status), "refused while preparing")
+    nodes = tuple(f"node{number}" for number in range(request.num_nodes))
+    injections = tuple(map(Injection.parse, request.injections))
+    shape = JobShape.read(request.job_dir)
+    spec = JobSpec(nodes, shape, request.job_dir, injections, DEADLINES)
+    start_node = forked_node(forked_worker(lambda: _work(request)))
+    return run_job(spec, start_node, lines.append)
+
+
+def _prepare(request: JobRequest) -> int:
+    os.environ.update(prepare_environment(request.job_dir, request.num_nodes))
+    return _pretrain(request)
+
+
+def _work(request: JobRequest) -> int:
+    """Be a worker; note which process it was, at its start and at its end."""
+    notes = EventLog(Path(request.folder) / "processes", os.environ["BAMBOO_NODE"])
+    notes.emit("started", **_identity())
+    status = _pretrain(request)
+    notes.emit("ended", **_identity())
+    return status
+
+
+def _identity() -> dict[str, float]:
+    """What tells this process from every other, also from a later one with its number."""
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return {"pid": os.getpid(), "start_ticks": int(stat[19])}
+
+
+def _pretrain(request: JobRequest) -> int:
+    from megatron_bamboo.training import pretrain
+    from pretrain_gpt_bamboo import forward_step
+
+    return pretrain(forward_step, request.flags)
+
+
+def _left_behind(job_dir: Path) -> list[str]:
+    """Descendants, and whatever runs in the process group of one of the job's nodes."""
+    events = read_events(job_dir / "events") if (job_dir / "events").is_dir() else []
+    groups = {event["pid"] for event in events if event["event"] == "agent_joined"}
+    found = {process.pid for process in psutil.Process().children(recursive=True)}
+    for pid in psutil.pids():
+        try:
+            if os.getpgid(pid) in groups:
+                found.add(pid)
+        except ProcessLookupError:
+            continue
+    return [f"{pid} at {time.monotonic():.3f}" for pid in sorted(found)]
+
+
+def _redirect_output(log: Path) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+
+
+if __name__ == "__main__":
+    preload()
+    prepare_data(Path(sys.argv[1]))
+    serve()

@@ -1,0 +1,60 @@
+"""Runs scenarios: one fork server, one set of data, and each undisturbed run once."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from evidence import Expected, complaints
+from forked_jobs import FinishedJob, ForkServer, RunningJob
+from moments import Moment
+from tiny_gpt import Shape, request
+
+
+class ScenarioRunner:
+    """Everything under one folder; close it when done."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._data = folder / "data"
+        self._server = ForkServer(self._data)
+        self._undisturbed: dict[Shape, Path] = {}
+        self._num_jobs = 0
+
+    def close(self) -> None:
+        """End the server and whatever still runs."""
+        self._server.close()
+
+    def start(self, shape: Shape, redundancy: str, *injections: str) -> RunningJob:
+        """Start a job."""
+        self._num_jobs += 1
+        folder = self._folder / f"job{self._num_jobs}"
+        return self._server.start(request(folder, self._data, shape, redundancy, injections))
+
+    def run(self, shape: Shape, redundancy: str, *injections: str) -> FinishedJob:
+        """Run a job to its end."""
+        return self.start(shape, redundancy, *injections).finish()
+
+    def undisturbed(self, shape: Shape) -> Path:
+        """The job folder of a run without redundancy, in a process tree of its own."""
+        if shape not in self._undisturbed:
+            job = self.run(shape, "none")
+            found = complaints(job, Expected(shape, "none", ()), job.job_dir)
+            assert not found, "\n".join(found)
+            self._undisturbed[shape] = job.job_dir
+        return self._undisturbed[shape]
+
+    def complaints(self, job: FinishedJob, expected: Expected) -> list[str]:
+        """What is not as it must be; the folder of a good job is removed."""
+        found = complaints(job, expected, self.undisturbed(expected.shape))
+        if not found:
+            shutil.rmtree(job.request.folder)
+        return found
+
+    def survive(self, shape: Shape, redundancy: str, victims: Sequence[str], *injections: str):
+        """Run a job whose losses must be survived; the complaints."""
+        job = self.run(shape, redundancy, *injections)
+        return self.complaints(job, Expected(shape, redundancy, victims))
+
+    def survive_moment(self, moment: Moment) -> list[str]:
+        """Kill a node at this moment of a job; the complaints."""
+        return self.survive(moment.shape, moment.redundancy, [moment.victim], moment.injection)

@@ -1,0 +1,87 @@
+"""The job that every scenario runs: a GPT of one small layer a stage, on a little real text."""
+
+import json
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from job_request import JobRequest
+
+from megatron_bamboo.cli import main as bamboo
+from megatron_bamboo.data import train_tokenizer
+from megatron_bamboo.data.corpus import documents
+
+NUM_DOCUMENTS = 12
+SEQUENCE_LENGTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """P stages, D pipelines, M microbatches in each; node numbers go pipeline by pipeline."""
+
+    num_stages: int
+    num_pipelines: int
+    num_microbatches: int = 4
+    num_steps: int = 7
+
+    @property
+    def num_nodes(self) -> int:
+        """One node a stage."""
+        return self.num_stages * self.num_pipelines
+
+    def node(self, pipeline: int, stage: int) -> str:
+        """The node that a stage starts on."""
+        return f"node{pipeline * self.num_stages + stage}"
+
+    def place(self, node: str) -> tuple[int, int]:
+        """The pipeline and the stage that a node starts with."""
+        return divmod(int(node.removeprefix("node")), self.num_stages)
+
+    def __str__(self) -> str:
+        sizes = f"P{self.num_stages}-D{self.num_pipelines}-M{self.num_microbatches}"
+        return f"{sizes}-{self.num_steps}steps"
+
+
+def prepare_text(folder: Path) -> None:
+    """Vocabulary and token files from the first documents of the product's corpus."""
+    corpus = folder / "corpus.jsonl"
+    texts = islice(documents(), NUM_DOCUMENTS)
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    files = ["--input", str(corpus), "--vocab-size", "320", "--output-dir", str(folder)]
+    assert train_tokenizer.main(files) == 0
+    prefix, vocabulary = ["--output-prefix", str(folder / "tiny")], _vocabulary(folder)
+    preprocess = ["preprocess", "--input", str(corpus), *prefix, *vocabulary, "--append-eod"]
+    assert bamboo(preprocess) == 0
+
+
+def flags(data: Path, shape: Shape, redundancy: str) -> tuple[str, ...]:
+    """Megatron's flags; dropout, tied embeddings and clipping are on, as by default."""
+    values = {
+        "num-layers": shape.num_stages,
+        "hidden-size": 32,
+        "num-attention-heads": 2,
+        "seq-length": SEQUENCE_LENGTH,
+        "max-position-embeddings": SEQUENCE_LENGTH,
+        "pipeline-model-parallel-size": shape.num_stages,
+        "micro-batch-size": 1,
+        "global-batch-size": shape.num_microbatches * shape.num_pipelines,
+        "train-iters": shape.num_steps,
+        "lr": 1e-2,
+        "clip-grad": 1.0,
+        "split": "100,0,0",
+        "data-path": data / "tiny_text_document",
+        "distributed-timeout-minutes": 0.75,
+        "bamboo-redundancy": redundancy,
+    }
+    return (*(w for name, v in values.items() for w in (f"--{name}", str(v))), *_vocabulary(data))
+
+
+def request(
+    folder: Path, data: Path, shape: Shape, redundancy: str, injections: tuple[str, ...] = ()
+) -> JobRequest:
+    """One job of this GPT."""
+    return JobRequest(str(folder), shape.num_nodes, flags(data, shape, redundancy), injections)
+
+
+def _vocabulary(folder: Path) -> list[str]:
+    return ["--vocab-file", str(folder / "vocab.json"), "--merge-file", str(folder / "merges.txt")]
