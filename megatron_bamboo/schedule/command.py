@@ -9,13 +9,14 @@ import sys
 
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.schedule.actions import TAIL_OPS, Action
+from megatron_bamboo.schedule.costs import Costs
+from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.lower import lower
-from megatron_bamboo.schedule.one_f_one_b import one_f_one_b
 from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy
 from megatron_bamboo.schedule.rehearse import Rehearsal, loss_before, rehearse
 from megatron_bamboo.schedule.render import as_json, place_lines, program_lines, time_grid
 from megatron_bamboo.schedule.schedule import Schedule
-from megatron_bamboo.schedule.simulate import Costs, Timeline, simulate
+from megatron_bamboo.schedule.simulate import Timeline, simulate
 from megatron_bamboo.schedule.tail import add_tail
 from megatron_bamboo.schedule.validate import validate
 
@@ -25,7 +26,7 @@ COSTS = Costs(forward=1.0, backward=2.0)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``bamboo schedule``."""
     parser.add_argument("--stages", type=int, required=True, help="pipeline stages, one a rank")
-    parser.add_argument("--chunks", type=int, default=1, help="chunks of layers a stage; only 1")
+    parser.add_argument("--chunks", type=int, default=1, help="chunks of layers a stage")
     parser.add_argument("--microbatches", type=int, required=True, help="microbatches a pipeline")
     parser.add_argument(
         "--redundancy",
@@ -62,10 +63,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build(num_stages: int, num_chunks: int, num_microbatches: int, mode: Redundancy) -> Schedule:
-    if num_chunks != 1:
-        raise UserError(f"--chunks {num_chunks}: interleaving is not supported yet, use --chunks 1")
     try:
-        return lower(add_redundancy(one_f_one_b(num_stages, num_microbatches), mode))
+        compute = compute_schedule(num_stages, num_chunks, num_microbatches)
+        return lower(add_redundancy(compute, mode))
     except ValueError as error:
         raise UserError(str(error)) from error
 

@@ -1,28 +1,21 @@
 """The 1F1B schedule, computation only.
 
 The order is that of Megatron-core's ``forward_backward_pipelining_without_interleaving``: a stage
-runs as many forwards ahead as there are stages behind it, then alternates, then drains.
+runs as many forwards ahead as there are stages behind it, then alternates, then drains. With equal
+stages and no latency an iteration takes the time of M + P - 1 forwards and backwards.
 """
 
 from megatron_bamboo.schedule.actions import Action, Op
-from megatron_bamboo.schedule.schedule import Program, Schedule
+from megatron_bamboo.schedule.schedule import Program, Schedule, check_shape, one_stage_a_rank
 
 
 def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
     """1F1B for any number of stages and microbatches, one stage a rank, without replicas."""
-    if num_stages < 1 or num_microbatches < 1:
-        raise ValueError(
-            f"a schedule needs at least one stage and one microbatch, not {num_stages} stages and "
-            f"{num_microbatches} microbatches"
-        )
-    stages = range(num_stages)
-    return Schedule(
-        programs=tuple(stage_program(s, num_stages, num_microbatches) for s in stages),
-        placement=tuple(stages),
-        replicas=(None,) * num_stages,
-        num_chunks=1,
-        num_microbatches=num_microbatches,
+    check_shape(num_stages, 1, num_microbatches)
+    programs = tuple(
+        stage_program(stage, num_stages, num_microbatches) for stage in range(num_stages)
     )
+    return one_stage_a_rank(programs, 1, num_microbatches)
 
 
 def stage_program(stage: int, num_stages: int, num_microbatches: int) -> Program:

@@ -1,7 +1,8 @@
 """Which redundant forwards run, and where.
 
 The shadow of a stage is the rank before it in the ring, since it has the stage's input: its own
-output (Bamboo, section 4). The first stage's input is data, which the last rank can read too.
+output (Bamboo, section 4), for the first stage's later chunks that of the last stage. The input of
+the first stage's first chunk is data, which the last rank can read too.
 """
 
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from dataclasses import replace
 from enum import StrEnum
 
 from megatron_bamboo.schedule.actions import Action, Op
+from megatron_bamboo.schedule.bubble import place_in_gaps
+from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
 from megatron_bamboo.schedule.schedule import Program, Schedule
 
 
@@ -17,6 +20,7 @@ class Redundancy(StrEnum):
 
     NONE = "none"  # no replicas: a loss is not survived
     LAZY = "lazy"  # replicas, whose forwards run only after a loss
+    BUBBLE = "bubble"  # replicas, whose forwards run where a predicted gap holds them whole
     EAGER = "eager"  # replicas, each forward of which runs as soon as its input is there
 
 
@@ -25,25 +29,39 @@ def shadow_of(stage: int, num_stages: int) -> int:
     return (stage - 1) % num_stages
 
 
-def add_redundancy(schedule: Schedule, mode: Redundancy) -> Schedule:
-    """The schedule with replicas and, if eager, their forwards; sends are not inserted yet."""
+def add_redundancy(schedule: Schedule, mode: Redundancy, costs: Costs = EQUAL_COSTS) -> Schedule:
+    """The schedule, so far forwards and backwards alone, with replicas and their forwards.
+
+    ``costs`` are what ``bubble`` predicts the gaps from. Sends are not inserted yet.
+    """
     if mode is Redundancy.NONE:
         return schedule
-    num_stages = schedule.num_stages
+    protected = replace(schedule, replicas=_replicas(schedule.num_stages, mode))
+    match mode:
+        case Redundancy.LAZY:
+            return protected
+        case Redundancy.BUBBLE:
+            costs.check_shape(schedule.num_stages, schedule.num_chunks)
+            return place_in_gaps(protected, costs)
+        case Redundancy.EAGER:
+            return _place_eagerly(protected)
+
+
+def _replicas(num_stages: int, mode: Redundancy) -> tuple[int, ...]:
     if num_stages < 2:
         raise ValueError(
             f"{mode} redundancy needs at least 2 stages, since a stage's replica is on another "
             "stage's node: use more stages or no redundancy"
         )
-    replicas = tuple(shadow_of(stage, num_stages) for stage in range(num_stages))
-    protected = replace(schedule, replicas=replicas)
-    if mode is Redundancy.LAZY:
-        return protected
+    return tuple(shadow_of(stage, num_stages) for stage in range(num_stages))
+
+
+def _place_eagerly(schedule: Schedule) -> Schedule:
     programs = tuple(
-        tuple(_with_redundant(protected, rank, program))
+        tuple(_with_redundant(schedule, rank, program))
         for rank, program in enumerate(schedule.programs)
     )
-    return replace(protected, programs=programs)
+    return replace(schedule, programs=programs)
 
 
 def _with_redundant(schedule: Schedule, rank: int, program: Program) -> Iterator[Action]:

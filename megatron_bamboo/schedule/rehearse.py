@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, SEND_OPS, Action
+from megatron_bamboo.schedule.costs import Costs
 from megatron_bamboo.schedule.play import Timed
 from megatron_bamboo.schedule.schedule import Actions, Schedule
-from megatron_bamboo.schedule.simulate import Costs, Timeline, simulate
+from megatron_bamboo.schedule.simulate import Timeline, simulate
 from megatron_bamboo.schedule.tail import add_tail
 from megatron_bamboo.schedule.takeover import Progress, surviving_progress, take_over
+
+Row = tuple[Timed, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +28,26 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What the survivors had done, what remains, and the remainder played from the loss on."""
+    """What ran before a loss, what the survivors knew then, and the remainder played from it on."""
 
     loss: Loss
     moved_stages: tuple[int, ...]
+    before: Timeline
     progress: Mapping[int, Progress]
     remaining: Schedule
     timeline: Timeline
+
+    @property
+    def bound(self) -> float:
+        """When the shadow ends at the earliest: it waits for nobody once it is free.
+
+        The iteration ends no earlier, in whatever order the remainder is done.
+        """
+        shadows = {self.remaining.placement[stage] for stage in self.moved_stages}
+        return max(
+            _free_at(self.before.rows[rank], self.loss.time) + self.timeline.busy(rank)
+            for rank in shadows
+        )
 
 
 def loss_before(timeline: Timeline, action: Action) -> Loss:
@@ -65,16 +81,27 @@ def rehearse(schedule: Schedule, costs: Costs, loss: Loss) -> Rehearsal:
     }
     remaining = add_tail(take_over(schedule, loss.rank, progress), tied=True)
     received = surviving_progress(schedule, loss.rank, progress).received
-    free_at = [max([loss.time, *(timed.end for timed in row)]) for row in started]
-    timeline = simulate(remaining, costs, received, free_at)
-    return Rehearsal(loss, schedule.stages_of(loss.rank), progress, remaining, timeline)
+    free_at = [_free_at(row, loss.time) for row in started]
+    return Rehearsal(
+        loss=loss,
+        moved_stages=schedule.stages_of(loss.rank),
+        before=Timeline(tuple(started)),
+        progress=progress,
+        remaining=remaining,
+        timeline=simulate(remaining, costs, received, free_at),
+    )
 
 
-def _started_by(row: tuple[Timed, ...], time: float) -> tuple[Timed, ...]:
+def _free_at(row: Row, time: float) -> float:
+    """When a worker has ended what it was in at a moment."""
+    return max([time, *(timed.end for timed in row)])
+
+
+def _started_by(row: Row, time: float) -> Row:
     return tuple(timed for timed in row if timed.start < time or timed.end <= time)
 
 
-def _arrived_by(schedule: Schedule, started: list[tuple[Timed, ...]], time: float) -> Actions:
+def _arrived_by(schedule: Schedule, started: list[Row], time: float) -> Actions:
     """The receives whose message was sent by a moment."""
     return frozenset(
         schedule.receive_of(timed.action)
@@ -84,9 +111,7 @@ def _arrived_by(schedule: Schedule, started: list[tuple[Timed, ...]], time: floa
     )
 
 
-def _progress_of(
-    schedule: Schedule, rank: int, row: tuple[Timed, ...], arrived: Actions
-) -> Progress:
+def _progress_of(schedule: Schedule, rank: int, row: Row, arrived: Actions) -> Progress:
     return Progress(
         done=frozenset(t.action for t in row if t.action.op in COMPUTE_OPS | SEND_OPS),
         received=frozenset(a for a in arrived if schedule.placement[a.stage] == rank),

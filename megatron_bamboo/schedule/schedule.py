@@ -101,6 +101,32 @@ class Schedule:
         return pair
 
 
+def check_shape(num_stages: int, num_chunks: int, num_microbatches: int) -> None:
+    """Refuse a shape that has nothing to schedule.
+
+    Raises:
+        ValueError: one of the numbers is below 1.
+    """
+    if min(num_stages, num_chunks, num_microbatches) < 1:
+        raise ValueError(
+            "a schedule needs at least one stage, one chunk and one microbatch, not "
+            f"{num_stages} stages, {num_chunks} chunks and {num_microbatches} microbatches"
+        )
+
+
+def one_stage_a_rank(
+    programs: tuple[Program, ...], num_chunks: int, num_microbatches: int
+) -> Schedule:
+    """A schedule as it starts: the program of each stage on the rank of its number, no replicas."""
+    return Schedule(
+        programs=programs,
+        placement=tuple(range(len(programs))),
+        replicas=(None,) * len(programs),
+        num_chunks=num_chunks,
+        num_microbatches=num_microbatches,
+    )
+
+
 def count_promoted(schedule: Schedule, done: Iterable[Action]) -> Actions:
     """``done`` with each redundant forward of a promoted replica counted as the stage's forward.
 

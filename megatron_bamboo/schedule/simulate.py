@@ -7,31 +7,11 @@ idle time of the simulation is that of the schedule itself.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_bamboo.schedule.actions import Action, Op
+from megatron_bamboo.schedule.actions import Action
+from megatron_bamboo.schedule.costs import Costs
 from megatron_bamboo.schedule.dependencies import Dependencies
 from megatron_bamboo.schedule.play import Timed, play
 from megatron_bamboo.schedule.schedule import NO_ACTIONS, Actions, Schedule
-
-PerStage = float | tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Seconds, or any other unit, of one microbatch: one number, or one a stage."""
-
-    forward: PerStage = 1.0
-    backward: PerStage = 2.0
-    latency: float = 0.0
-
-    def of(self, action: Action) -> float:
-        """The time an action takes its worker."""
-        match action.op:
-            case Op.F | Op.RF:
-                return _at(self.forward, action.stage)
-            case Op.B:
-                return _at(self.backward, action.stage)
-            case _:
-                return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +55,3 @@ def simulate(
 
 def _is_whole(row: tuple[Timed, ...], program: tuple[Action, ...]) -> bool:
     return len(row) == len(program)
-
-
-def _at(cost: PerStage, stage: int) -> float:
-    return cost[stage] if isinstance(cost, tuple) else float(cost)

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from megatron_bamboo.schedule.actions import RECEIVE_OPS, SEND_OPS
+from megatron_bamboo.schedule.generate import stage_program
 from megatron_bamboo.schedule.lower import lower, without_messages
 from megatron_bamboo.schedule.merge import merge_streams
-from megatron_bamboo.schedule.one_f_one_b import stage_program
 from megatron_bamboo.schedule.schedule import (
     NO_ACTIONS,
     Actions,
@@ -95,8 +95,8 @@ def _streams_of(
 ) -> tuple[Program, ...]:
     """What remains for a rank: stages that it takes over first, then its own program."""
     taken = [s for s in placed.stages_of(rank) if schedule.placement[s] != rank]
-    assert placed.num_chunks == 1 or not taken, "1F1B is the only order known for a stage"
-    moved = [stage_program(s, placed.num_stages, placed.num_microbatches) for s in taken]
+    shape = (placed.num_stages, placed.num_chunks, placed.num_microbatches)
+    moved = [stage_program(stage, *shape) for stage in taken]
     own = () if rank not in placed.live_ranks else without_messages(schedule.programs[rank])
     return tuple(
         tuple(a for a in stream if a not in finished and placed.rank_of(a) == rank)

@@ -23,7 +23,7 @@ class SymbolicRun:
         self.programs: list[Program] = list(schedule.programs)
         self.inbox: list[set[Action]] = [set() for _ in ranks]
         self.values: list[set[Action]] = [set() for _ in ranks]
-        self.gradients: list[dict[int, list[int]]] = [{} for _ in ranks]
+        self.gradients: list[dict[tuple[int, int], list[int]]] = [{} for _ in ranks]
         self.under_way: list[tuple[int, int, Action]] = []
         self.history: list[list[Progress]] = [[Progress()] for _ in ranks]
         self.ran: Counter[tuple[int, Action]] = Counter()
@@ -101,16 +101,28 @@ class SymbolicRun:
 
     def _compute(self, rank: int, action: Action) -> None:
         self.ran[rank, action] += 1
-        stage, microbatch = action.stage, action.microbatch
         values, inbox = self.values[rank], self.inbox[rank]
         if action.op is Op.B:
             assert action.with_op(Op.F) in values, f"{action} without its forward"
-            above, receive = Action(stage + 1, 0, Op.B, microbatch), action.with_op(Op.RECV_B)
-            is_last = stage + 1 == self.schedule.num_stages
-            assert is_last or above in values or receive in inbox, f"{action} without its gradient"
-            assert microbatch is not None
-            self.gradients[rank].setdefault(stage, []).append(microbatch)
+            above, receive = self._virtual_neighbour(action, +1), action.with_op(Op.RECV_B)
+            has_gradient = above is None or above in values or receive in inbox
+            assert has_gradient, f"{action} without its gradient"
+            assert action.chunk is not None and action.microbatch is not None
+            chunk = (action.stage, action.chunk)
+            self.gradients[rank].setdefault(chunk, []).append(action.microbatch)
         else:
-            below, receive = Action(stage - 1, 0, Op.F, microbatch), action.with_op(Op.RECV_F)
-            assert stage == 0 or below in values or receive in inbox, f"{action} without its input"
+            forward = action.with_op(Op.F)
+            below, receive = self._virtual_neighbour(forward, -1), action.with_op(Op.RECV_F)
+            has_input = below is None or below in values or receive in inbox
+            assert has_input, f"{action} without its input"
         values.add(action.with_op(Op.F) if action.op is Op.RF else action)
+
+    def _virtual_neighbour(self, action: Action, distance: int) -> Action | None:
+        """The same work at the virtual stage before or after; None beyond the model's ends."""
+        num_stages, num_chunks = self.schedule.num_stages, self.schedule.num_chunks
+        assert action.chunk is not None
+        virtual = action.chunk * num_stages + action.stage + distance
+        if not 0 <= virtual < num_stages * num_chunks:
+            return None
+        chunk, stage = divmod(virtual, num_stages)
+        return Action(stage, chunk, action.op, action.microbatch)

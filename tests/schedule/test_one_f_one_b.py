@@ -33,5 +33,5 @@ def test_any_size_is_valid(num_stages: int, num_microbatches: int) -> None:
 
 @pytest.mark.parametrize(("num_stages", "num_microbatches"), [(0, 1), (1, 0), (-1, 4)])
 def test_nothing_to_schedule_is_refused(num_stages: int, num_microbatches: int) -> None:
-    with pytest.raises(ValueError, match="at least one stage and one microbatch"):
+    with pytest.raises(ValueError, match="at least one stage, one chunk and one microbatch"):
         one_f_one_b(num_stages, num_microbatches)

@@ -110,9 +110,9 @@ def test_text_fits_a_hundred_columns(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--stages 2 --microbatches 2 --chunks 2", "interleaving is not supported yet"),
+        ("--stages 2 --microbatches 2 --chunks 0", "at least one stage, one chunk"),
         ("--stages 0 --microbatches 2 --redundancy none", "at least one stage"),
-        ("--stages 2 --microbatches 0", "at least one stage and one microbatch"),
+        ("--stages 2 --microbatches 0", "one chunk and one microbatch"),
         ("--stages 1 --microbatches 2", "use more stages or no redundancy"),
         ("--stages 2 --microbatches 2 --lose 2.0b3", "'2.0b3' is no action"),
         ("--stages 2 --microbatches 2 --lose 2.0B1", "2.0B1 is in no program"),

@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from itertools import product
 from random import Random
 
 import pytest
@@ -7,20 +8,27 @@ from hypothesis import strategies as st
 from symbolic_run import SymbolicRun
 
 from megatron_bamboo.schedule.actions import Action, Op
+from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.lower import lower
-from megatron_bamboo.schedule.one_f_one_b import one_f_one_b
 from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy, shadow_of
 from megatron_bamboo.schedule.schedule import Schedule
 from megatron_bamboo.schedule.tail import add_tail
 from megatron_bamboo.schedule.takeover import Progress, surviving_progress, take_over
 from megatron_bamboo.schedule.validate import validate
 
-MODES = [Redundancy.LAZY, Redundancy.EAGER]
+MODES = [Redundancy.LAZY, Redundancy.BUBBLE, Redundancy.EAGER]
+
+
+def protected(
+    num_stages: int, num_chunks: int, num_microbatches: int, mode: Redundancy
+) -> Schedule:
+    return lower(add_redundancy(compute_schedule(num_stages, num_chunks, num_microbatches), mode))
 
 
 @dataclass(frozen=True)
 class Case:
     num_stages: int
+    num_chunks: int
     num_microbatches: int
     mode: Redundancy
     victim: int
@@ -28,23 +36,28 @@ class Case:
     seed: int
 
     def schedule(self) -> Schedule:
-        compute = one_f_one_b(self.num_stages, self.num_microbatches)
-        return lower(add_redundancy(compute, self.mode))
+        return protected(self.num_stages, self.num_chunks, self.num_microbatches, self.mode)
 
 
 @st.composite
 def cases(draw: st.DrawFn, min_stages: int = 2) -> Case:
     num_stages = draw(st.integers(min_stages, 7))
+    num_chunks = draw(st.integers(1, 3))
     num_microbatches = draw(st.integers(1, 9))
     return Case(
         num_stages,
+        num_chunks,
         num_microbatches,
         draw(st.sampled_from(MODES)),
         draw(st.integers(0, num_stages - 1)),
-        # About eight events for each stage and microbatch complete the iteration.
-        draw(st.integers(0, 9 * num_stages * num_microbatches)),
+        draw(st.integers(0, num_events_of(num_stages, num_chunks, num_microbatches))),
         draw(st.integers(0, 2**16)),
     )
+
+
+def num_events_of(num_stages: int, num_chunks: int, num_microbatches: int) -> int:
+    """About eight events for each stage, chunk and microbatch complete the iteration."""
+    return 9 * num_stages * num_chunks * num_microbatches
 
 
 def survivors_of(run: SymbolicRun, victim: int) -> list[int]:
@@ -64,7 +77,8 @@ def take_over_exactly(run: SymbolicRun, victim: int) -> None:
 def assert_all_gradients(run: SymbolicRun) -> None:
     everything = list(range(run.schedule.num_microbatches))
     for stage, rank in enumerate(run.schedule.placement):
-        assert run.gradients[rank][stage] == everything, f"stage {stage} on rank {rank}"
+        for chunk in range(run.schedule.num_chunks):
+            assert run.gradients[rank][stage, chunk] == everything, f"{stage}.{chunk} on {rank}"
 
 
 def assert_only_redone(run: SymbolicRun, lost: set[int]) -> None:
@@ -76,10 +90,10 @@ def assert_only_redone(run: SymbolicRun, lost: set[int]) -> None:
             counted = action.with_op(Op.F) if is_promoted else action
             ran_by_live[counted] = ran_by_live.get(counted, 0) + times
     assert set(ran_by_live.values()) == {1}, "something ran twice"
-    for stage in lost:
-        for microbatch in range(run.schedule.num_microbatches):
-            assert Action(stage, 0, Op.F, microbatch) in ran_by_live
-            assert Action(stage, 0, Op.B, microbatch) in ran_by_live
+    shape = (run.schedule.num_chunks, run.schedule.num_microbatches)
+    for stage, (chunk, microbatch) in product(lost, product(*map(range, shape))):
+        assert Action(stage, chunk, Op.F, microbatch) in ran_by_live
+        assert Action(stage, chunk, Op.B, microbatch) in ran_by_live
 
 
 @given(cases())
@@ -114,7 +128,8 @@ def test_a_second_loss_elsewhere_in_the_same_iteration(case: Case, data: st.Data
     run = SymbolicRun(case.schedule(), Random(case.seed))
     run.run(case.num_events)
     take_over_exactly(run, case.victim)
-    run.run(data.draw(st.integers(0, 9 * case.num_stages * case.num_microbatches)))
+    shape = (case.num_stages, case.num_chunks, case.num_microbatches)
+    run.run(data.draw(st.integers(0, num_events_of(*shape))))
     second = data.draw(st.sampled_from(run.schedule.live_ranks))
     if any(run.schedule.replicas[stage] is None for stage in run.schedule.stages_of(second)):
         with pytest.raises(ValueError, match="has no live replica"):
@@ -154,8 +169,8 @@ def test_without_progress_it_is_the_schedule_of_the_following_iterations(case: C
 
 
 def test_two_stages_end_up_on_one_worker_without_messages() -> None:
-    for victim in (0, 1):
-        schedule = lower(add_redundancy(one_f_one_b(2, 3), Redundancy.EAGER))
+    for victim, num_chunks in product((0, 1), (1, 2)):
+        schedule = protected(2, num_chunks, 3, Redundancy.EAGER)
         remaining = take_over(schedule, victim, {})
         assert {a.op for program in remaining.programs for a in program} == {Op.F, Op.B}
         assert remaining.placement == (1 - victim, 1 - victim)
@@ -163,7 +178,7 @@ def test_two_stages_end_up_on_one_worker_without_messages() -> None:
 
 
 def test_a_lost_neighbour_of_a_loss_is_named() -> None:
-    schedule = lower(add_redundancy(one_f_one_b(4, 4), Redundancy.LAZY))
+    schedule = protected(4, 1, 4, Redundancy.LAZY)
     degraded = take_over(schedule, 2, {})
     with pytest.raises(ValueError, match="stage 3 has no live replica: rank 3 alone had it"):
         take_over(degraded, 3, {})
@@ -174,7 +189,7 @@ def test_a_lost_neighbour_of_a_loss_is_named() -> None:
 
 
 def test_sends_to_the_victim_are_forgotten_and_no_others() -> None:
-    schedule = lower(add_redundancy(one_f_one_b(4, 4), Redundancy.LAZY))
+    schedule = protected(4, 1, 4, Redundancy.LAZY)
     texts = ["1.0F0", "1.0SEND_F0", "1.0B0", "1.0SEND_B0"]
     made = Progress(done=frozenset(map(Action.parse, texts)))
     kept = surviving_progress(schedule, 2, {1: made})

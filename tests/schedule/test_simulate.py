@@ -5,12 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_bamboo.schedule.actions import Action
+from megatron_bamboo.schedule.costs import Costs
 from megatron_bamboo.schedule.lower import lower
 from megatron_bamboo.schedule.one_f_one_b import one_f_one_b
 from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy
 from megatron_bamboo.schedule.rehearse import loss_at, loss_before, rehearse
 from megatron_bamboo.schedule.schedule import Schedule
-from megatron_bamboo.schedule.simulate import Costs, simulate
+from megatron_bamboo.schedule.simulate import simulate
 from megatron_bamboo.schedule.tail import add_tail
 
 COSTS = Costs(forward=1.0, backward=2.0)
