@@ -1,0 +1,70 @@
+"""Bad input to ``bamboo run`` gets one line and exit status 2, before any worker starts."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.multiprocess
+
+ROOT = Path(__file__).parent.parent
+NODES = 8
+GOOD = (
+    *("--num-layers", "8", "--hidden-size", "64", "--num-attention-heads", "4"),
+    *("--seq-length", "32", "--max-position-embeddings", "32"),
+    *("--micro-batch-size", "1", "--global-batch-size", "16", "--train-iters", "5", "--lr", "1e-3"),
+    *("--pipeline-model-parallel-size", "4"),
+)
+# By what is wrong: nodes, flags added, and the line that is expected.
+CASES = {
+    "layers that cannot be cut": (NODES, "--num-layers 6", "6 layers cannot be cut into 4 equal"),
+    "a missing data file": (NODES, "--data-path /nowhere/x", "there is no file /nowhere/x.bin;"),
+    "an unknown flag": (NODES, "--num-layer 8", "no flag --num-layer; did you mean --num-layers?"),
+    "more stages than layers": (NODES, "--num-layers 2", "4 stages cannot share 2 layers"),
+    "a batch that does not divide": (NODES, "--global-batch-size 15", "make it a multiple of 2"),
+    "nodes that do not divide": (6, "", "6 nodes do not make whole pipelines of 4 stages"),
+    "an unsupported flag": (NODES, "--bf16", "--bf16: bfloat16 is not supported yet; leave"),
+    "an unusable data file": (NODES, "", "text.idx is not an index that Megatron wrote"),
+}
+
+
+@pytest.fixture(scope="module")
+def refusals(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
+    """All cases under way, two at a time: each takes seconds to import torch."""
+    folder = tmp_path_factory.mktemp("files")
+    for name in ("text.bin", "text.idx"):
+        (folder / name).write_text("nothing of use")
+    (folder / "vocab.json").write_text('{"a": 0, "<|endoftext|>": 1}')
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    files = ["--data-path", str(folder / "text"), "--vocab-file", str(folder / "vocab.json")]
+    files += ["--merge-file", str(folder / "merges.txt")]
+
+    def start(case: str) -> subprocess.CompletedProcess[str]:
+        nodes, flags, _line = CASES[case]
+        job_dir = tmp_path_factory.mktemp("job")
+        command = [sys.executable, "-m", "megatron_bamboo", "run", "--nodes", str(nodes)]
+        command += ["--job-dir", str(job_dir), str(ROOT / "pretrain_gpt_bamboo.py"), *GOOD]
+        command += [*files, *flags.split()]
+        ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        ended.args = job_dir
+        return ended
+
+    with ThreadPoolExecutor(2) as pool:
+        yield {case: pool.submit(start, case) for case in CASES}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_line_status_two_and_no_worker(
+    refusals: dict[str, Future[subprocess.CompletedProcess[str]]], case: str
+) -> None:
+    ended = refusals[case].result()
+    assert (ended.returncode, ended.stdout) == (2, ""), ended.stderr
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("pretrain_gpt_bamboo.py: ")
+    assert CASES[case][2] in line
+    assert list(ended.args.iterdir()) == [], "a job was begun"
