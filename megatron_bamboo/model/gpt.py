@@ -120,9 +120,9 @@ def build_chunk(
         chunk.cuda()
     for number, layer in zip(place.layers, chunk.decoder.layers, strict=True):
         layer.layer_number = number + 1
-    tied = tied_weight(chunk, place)
+    shared = _shared_weight(chunk)
     for unit, parts in units_of(chunk, place).items():
-        _initialize(unit, parts, tied, config, seed)
+        _initialize(unit, parts, shared, config, seed)
     _attach_dropout(chunk, place, dropout)
     return chunk
 
@@ -147,10 +147,15 @@ def units_of(chunk: GPTModel, place: ChunkPlace) -> dict[str, nn.ModuleDict]:
 
 def tied_weight(chunk: GPTModel, place: ChunkPlace) -> nn.Parameter | None:
     """The chunk's copy of a weight that another chunk holds too, or None."""
-    if not chunk.share_embeddings_and_output_weights or place.is_first == place.is_last:
+    return None if place.is_first == place.is_last else _shared_weight(chunk)
+
+
+def _shared_weight(chunk: GPTModel) -> nn.Parameter | None:
+    """The weight that the embedding and the head share, where this chunk has one of them."""
+    if not chunk.share_embeddings_and_output_weights:
         return None
     weight = chunk.shared_embedding_or_output_weight()
-    assert isinstance(weight, nn.Parameter)
+    assert weight is None or isinstance(weight, nn.Parameter)
     return weight
 
 
@@ -179,15 +184,15 @@ def uses_transformer_engine(options: ModelOptions) -> bool:
 def _initialize(
     unit: str,
     parts: nn.ModuleDict,
-    tied: nn.Parameter | None,
+    shared: nn.Parameter | None,
     config: TransformerConfig,
     seed: int,
 ) -> None:
     for name, parameter in parts.named_parameters():
         if parameter.dim() < 2:
             continue  # biases are zeros and norms ones already
-        # Both copies of a tied weight are one draw.
-        purpose = ("tied", "weight") if parameter is tied else (unit, name)
+        # Both copies of a tied weight are one draw, and so is the one copy of an uncut model.
+        purpose = ("tied", "weight") if parameter is shared else (unit, name)
         torch.manual_seed(derive_seed(seed, *purpose))
         is_output = name.endswith(_RESIDUAL_OUTPUTS)
         method = config.output_layer_init_method if is_output else config.init_method

@@ -17,7 +17,12 @@ from dataclasses import dataclass
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
-from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import (
+    ChainedOptimizer,
+    OptimizerConfig,
+    get_megatron_optimizer,
+    get_standard_config_overrides,
+)
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
@@ -182,7 +187,12 @@ def _make_optimizer(
         clip_grad=options.clip_grad,
     )
     return get_megatron_optimizer(
-        config, [buffer], pg_collection=groups, use_gloo_process_groups=False
+        config,
+        [buffer],
+        # Megatron-LM's: no weight decay on biases and norms.
+        config_overrides=get_standard_config_overrides(config),
+        pg_collection=groups,
+        use_gloo_process_groups=False,
     )
 
 

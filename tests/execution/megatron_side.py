@@ -20,7 +20,12 @@ from megatron.core.distributed import (
 )
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import (
+    MegatronOptimizer,
+    OptimizerConfig,
+    get_megatron_optimizer,
+    get_standard_config_overrides,
+)
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.pipeline_parallel.schedules import (
@@ -170,7 +175,8 @@ def _build_optimizer(
         adam_eps=chosen.adam_eps,
         clip_grad=chosen.clip_grad,
     )
-    optimizer = get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
+    overrides = get_standard_config_overrides(config)
+    optimizer = get_megatron_optimizer(config, [model], overrides, use_gloo_process_groups=False)
     scheduler = OptimizerParamScheduler(
         optimizer,
         init_lr=chosen.lr_warmup_init,

@@ -23,9 +23,9 @@ from trained_stages import Job, StageTensors, load_stages
 from megatron_bamboo.cli import main as bamboo
 from megatron_bamboo.data import train_tokenizer
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
-JOB_SECONDS = 60
+JOB_SECONDS = 100
 
 
 @pytest.fixture(scope="module")
