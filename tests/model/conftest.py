@@ -1,0 +1,32 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from gpt_parts import Gpt, make_options
+
+from megatron_bamboo.execution.local_groups import single_member_groups
+from megatron_bamboo.model import cpu
+from megatron_bamboo.model.gpt import prepare_process
+
+MakeGpt = Callable[..., Gpt]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def process() -> Iterator[None]:
+    """What a worker does once: no CUDA, one thread, and the little global state that is needed."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    cpu.install()
+    prepare_process()
+    single_member_groups()
+    yield
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def gpt(tmp_path: Path) -> MakeGpt:
+    """Makes a GPT from some flags."""
+    return lambda flags="": Gpt(make_options(tmp_path, flags), single_member_groups())

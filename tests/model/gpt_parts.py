@@ -1,0 +1,104 @@
+"""Small GPTs for the tests of the model package, in this process alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
+
+from megatron_bamboo.config import Layout, Options, check_options, parse_options
+from megatron_bamboo.model.gpt import ChunkPlace, build_chunk, units_of
+from megatron_bamboo.model.randomness import DropoutSeeds
+from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage
+
+VOCAB_SIZE = 128
+LAYERS = 4
+SEQUENCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Gpt:
+    """Options, and what a stage is built from."""
+
+    options: Options
+    groups: ProcessGroupCollection
+
+    @property
+    def layout(self) -> Layout:
+        """One pipeline."""
+        return check_options(self.options, self.options.parallel.pipeline_model_parallel_size)
+
+    def stage(self, number: int, dropout: DropoutSeeds | None = None) -> Stage:
+        """A stage with its initial weights."""
+        seeds = dropout or DropoutSeeds(self.options.training.seed)
+        return build_stage(number, self.options, self.layout, VOCAB_SIZE, self.groups, seeds)
+
+    def trained_stage(self, number: int) -> Stage:
+        """A stage whose optimizer has got its rate and its weight decay, as from a worker."""
+        stage, train = self.stage(number), self.options.training
+        batch = self.layout.global_batch_size
+        build_scheduler({number: stage}, self.options.optimizer, train.train_iters, batch)
+        return stage
+
+    def stages(self) -> list[Stage]:
+        """All stages of the pipeline."""
+        return [self.stage(number) for number in range(self.layout.num_stages)]
+
+    def chunk(self, place: ChunkPlace, dropout: DropoutSeeds | None = None) -> GPTModel:
+        """A chunk of these layers."""
+        seed = self.options.training.seed
+        seeds = dropout or DropoutSeeds(seed)
+        return build_chunk(self.options.model, place, VOCAB_SIZE, seed, self.groups, seeds)
+
+    def weights(self, place: ChunkPlace) -> dict[str, Tensor]:
+        """The initial weights of a chunk as ``unit/parameter``."""
+        units = units_of(self.chunk(place), place)
+        return {
+            f"{unit}/{name}": parameter.detach()
+            for unit, parts in units.items()
+            for name, parameter in parts.named_parameters()
+        }
+
+
+def cut(num_parts: int) -> list[ChunkPlace]:
+    """The layers in equal parts."""
+    size = LAYERS // num_parts
+    return [
+        ChunkPlace(range(part * size, (part + 1) * size), part == 0, part == num_parts - 1)
+        for part in range(num_parts)
+    ]
+
+
+def make_options(folder: Path, flags: str = "") -> Options:
+    """Flags of a small model without redundancy; the data files are empty ones."""
+    for name in ("text.bin", "text.idx", "vocab.json", "merges.txt"):
+        (folder / name).touch()
+    shape = (
+        f"--num-layers {LAYERS} --hidden-size 32 --num-attention-heads 4 --seq-length {SEQUENCE}"
+    )
+    more = f"--max-position-embeddings {SEQUENCE} --micro-batch-size 2 --train-iters 10 --lr 1e-2"
+    files = f"--data-path {folder}/text --vocab-file {folder}/vocab.json"
+    files += f" --merge-file {folder}/merges.txt --bamboo-redundancy none"
+    return parse_options(f"{shape} {more} {files} {flags}".split())
+
+
+def random_tokens(seed: int = 7) -> Tensor:
+    """A microbatch of token numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCAB_SIZE, (2, SEQUENCE), generator=generator)
+
+
+def losses_of(stages: list[Stage], tokens: Tensor) -> Tensor:
+    """One forward pass through a pipeline: the mean loss of predicting the next token."""
+    positions = torch.arange(SEQUENCE).expand_as(tokens)
+    labels = tokens.roll(-1, dims=1)
+    output: Tensor | None = None
+    for number, stage in enumerate(stages):
+        (chunk,) = stage.chunks
+        chunk.set_input_tensor(output)
+        is_last = number == len(stages) - 1
+        output = chunk(tokens, positions, attention_mask=None, labels=labels if is_last else None)
+    assert output is not None
+    return output.mean()
