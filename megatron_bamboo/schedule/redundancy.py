@@ -47,6 +47,22 @@ def add_redundancy(schedule: Schedule, mode: Redundancy, costs: Costs = EQUAL_CO
             return _place_eagerly(protected)
 
 
+def redundant_forwards(
+    schedule: Schedule, stage: int
+) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
+    """The redundant forwards of a stage that run in a schedule, and those that do not."""
+    every = [
+        Action(stage, chunk, Op.RF, microbatch)
+        for chunk in range(schedule.num_chunks)
+        for microbatch in range(schedule.num_microbatches)
+    ]
+    running = {action for program in schedule.programs for action in program}
+    return (
+        tuple(action for action in every if action in running),
+        tuple(action for action in every if action not in running),
+    )
+
+
 def _replicas(num_stages: int, mode: Redundancy) -> tuple[int, ...]:
     if num_stages < 2:
         raise ValueError(

@@ -30,6 +30,7 @@ class Loss:
 class Rehearsal:
     """What ran before a loss, what the survivors knew then, and the remainder played from it on."""
 
+    schedule: Schedule
     loss: Loss
     moved_stages: tuple[int, ...]
     before: Timeline
@@ -83,6 +84,7 @@ def rehearse(schedule: Schedule, costs: Costs, loss: Loss) -> Rehearsal:
     received = surviving_progress(schedule, loss.rank, progress).received
     free_at = [_free_at(row, loss.time) for row in started]
     return Rehearsal(
+        schedule=schedule,
         loss=loss,
         moved_stages=schedule.stages_of(loss.rank),
         before=Timeline(tuple(started)),

@@ -1,6 +1,5 @@
-"""Schedules as text and as JSON."""
+"""Schedules as text."""
 
-from collections.abc import Mapping
 from textwrap import fill
 
 from megatron_bamboo.schedule.actions import COMPUTE_OPS
@@ -15,13 +14,7 @@ _ROWS_AROUND_MARK = 6
 def program_lines(schedule: Schedule) -> str:
     """Each live rank's program, wrapped."""
     return "\n".join(
-        fill(
-            f"rank {rank}: {' '.join(map(str, schedule.programs[rank]))}",
-            width=WIDTH,
-            subsequent_indent="        ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        wrapped(f"rank {rank}: {' '.join(map(str, schedule.programs[rank]))}")
         for rank in schedule.live_ranks
     )
 
@@ -59,23 +52,15 @@ def marked_grid(programs: tuple[Program, ...], rank: int, place: int) -> str:
     return _columns(table)
 
 
-def as_json(schedule: Schedule, timeline: Timeline) -> Mapping[str, object]:
-    """The schedule and its simulated times, for ``json.dumps``."""
-    return {
-        "num_stages": schedule.num_stages,
-        "num_chunks": schedule.num_chunks,
-        "num_microbatches": schedule.num_microbatches,
-        "placement": list(schedule.placement),
-        "replicas": list(schedule.replicas),
-        "programs": [[str(action) for action in program] for program in schedule.programs],
-        "timeline": [[_timed_as_json(timed) for timed in row] for row in timeline.rows],
-        "makespan": timeline.makespan,
-        "idle": {str(rank): timeline.idle(rank) for rank in schedule.live_ranks},
-    }
-
-
-def _timed_as_json(timed: Timed) -> dict[str, object]:
-    return {"action": str(timed.action), "start": timed.start, "end": timed.end}
+def wrapped(line: str) -> str:
+    """A line that may be long, with its continuations indented."""
+    return fill(
+        line,
+        width=WIDTH,
+        subsequent_indent="        ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _cell_at(row: list[Timed], time: float) -> str:

@@ -33,6 +33,11 @@ class Schedule:
         """The ranks that run some stage, ascending."""
         return tuple(sorted(set(self.placement)))
 
+    @property
+    def protected_stages(self) -> tuple[int, ...]:
+        """The stages that have a replica, ascending."""
+        return tuple(stage for stage, holder in enumerate(self.replicas) if holder is not None)
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank runs as primary, ascending."""
         return tuple(stage for stage, holder in enumerate(self.placement) if holder == rank)
