@@ -124,6 +124,11 @@ def test_training_went_somewhere(both: Both) -> None:
     assert last < first - 0.1
 
 
+def test_workers_print_nothing(both: Both) -> None:
+    assert _worker_logs(both.job).count("---") == both.job.num_workers
+    assert all(line.startswith("---") for line in _worker_logs(both.job).split("\n") if line)
+
+
 def test_the_reported_loss_and_norm_are_those_of_the_step(both: Both) -> None:
     lines = (Path(both.job.folder) / "job" / "losses.jsonl").read_text().splitlines()
     for report in map(json.loads, lines):

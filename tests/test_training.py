@@ -1,0 +1,108 @@
+"""What a training script does in each phase, short of training itself."""
+
+import json
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from megatron_bamboo.agent.job import JOB_FILE, JobShape
+from megatron_bamboo.cli import main as bamboo
+from megatron_bamboo.data import train_tokenizer
+from megatron_bamboo.training import WorkerEnvironment, pretrain
+
+
+def never_called(*_arguments: object) -> NoReturn:
+    raise AssertionError("no step is run before the workers")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": "two foxes. " * 20}) + "\n" for _ in range(20)))
+    files = ["--input", str(corpus), "--vocab-size", "260", "--output-dir", str(folder)]
+    assert train_tokenizer.main(files) == 0
+    output = ["--output-prefix", str(folder / "x"), "--append-eod"]
+    files = ["--vocab-file", str(folder / "vocab.json"), "--merge-file", str(folder / "merges.txt")]
+    assert bamboo(["preprocess", "--input", str(corpus), *output, *files]) == 0
+    return folder
+
+
+def flags(text: Path, *more: str) -> list[str]:
+    shape = "--num-layers 4 --hidden-size 16 --num-attention-heads 2 --seq-length 8"
+    shape += " --max-position-embeddings 8 --pipeline-model-parallel-size 2 --lr 1e-3"
+    shape += " --micro-batch-size 1 --global-batch-size 8 --train-iters 3 --split 100,0,0"
+    files = f"--data-path {text}/x_text_document --vocab-file {text}/vocab.json"
+    return [*shape.split(), *files.split(), "--merge-file", f"{text}/merges.txt", *more]
+
+
+@pytest.fixture
+def job_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The prepare phase of a job of 4 nodes."""
+    monkeypatch.setattr("sys.argv", ["/some/where/my_pretrain.py"])
+    monkeypatch.setenv("BAMBOO_PHASE", "prepare")
+    monkeypatch.setenv("BAMBOO_NUM_NODES", "4")
+    monkeypatch.setenv("BAMBOO_JOB_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_preparing_leaves_the_jobs_shape_and_the_indices(text: Path, job_dir: Path) -> None:
+    cache = job_dir / "cache"
+    more = ("--bamboo-redundancy", "eager", "--data-cache-path", str(cache))
+    assert pretrain(never_called, flags(text, *more)) == 0
+    assert JobShape.read(job_dir) == JobShape(
+        num_stages=2,
+        num_pipelines=2,
+        num_microbatches=4,
+        redundancy="eager",
+        train_iters=3,
+        global_batch_size=8,
+    )
+    assert list(cache.rglob("*GPTDataset-train-*.npy"))
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        (("--num-layers", "3"), "3 layers cannot be cut into 2 equal stages"),
+        (("--fp16",), "--fp16: float16 is not supported yet"),
+        (("--what",), "there is no flag --what"),
+        (("--split", "0,1,0"), "--split must be up to three numbers"),
+        (("--seq-length", "9"), "--seq-length 9 needs --max-position-embeddings"),
+    ],
+)
+def test_bad_input_is_one_line_of_the_script_and_no_job(
+    text: Path,
+    job_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    more: tuple[str, ...],
+    line: str,
+) -> None:
+    assert pretrain(never_called, flags(text, *more)) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith(f"my_pretrain.py: {line}") and output.err.count("\n") == 1
+    assert output.out == ""
+    assert not (job_dir / JOB_FILE).exists()
+
+
+def test_a_script_started_alone_says_how_to_start_it(
+    text: Path, job_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("BAMBOO_PHASE")
+    assert pretrain(never_called, flags(text)) == 2
+    line = "my_pretrain.py: start this script with: bamboo run --nodes N SCRIPT FLAGS\n"
+    assert capsys.readouterr().err == line
+
+
+def test_a_worker_reads_what_its_agent_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "NODE": "node3",
+        "JOB_DIR": "/job",
+        "STORE": "127.0.0.1:99",
+        "STORE_DEADLINE": "12.5",
+        "INJECT": "iter7:2.0B3",
+    }.items():
+        monkeypatch.setenv(f"BAMBOO_{name}", value)
+    expected = WorkerEnvironment("node3", Path("/job"), "127.0.0.1:99", 12.5, "iter7:2.0B3")
+    assert WorkerEnvironment.read() == expected
