@@ -189,7 +189,7 @@ def _make_optimizer(
     return get_megatron_optimizer(
         config,
         [buffer],
-        # Megatron-LM's: no weight decay on biases and norms.
+        # No decay of biases and norms: so far the default too, but upstream means to drop it.
         config_overrides=get_standard_config_overrides(config),
         pg_collection=groups,
         use_gloo_process_groups=False,
