@@ -8,46 +8,17 @@ two. With clipping the norms would be added in another order, so it is off.
 
 import json
 import math
-import multiprocessing
-import os
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from processes import run_processes, worker_logs
 from torch import Tensor
 from trained_stages import Job, StageTensors, load_stages
 
-from megatron_bamboo.cli import main as bamboo
-from megatron_bamboo.data import train_tokenizer
-
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
-
-JOB_SECONDS = 100
-
-
-@pytest.fixture(scope="module")
-def data_flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    folder = tmp_path_factory.mktemp("text")
-    corpus = folder / "corpus.jsonl"
-    lines = [f"Line {n}: " + "the quick brown fox jumps over it. " * (n % 7 + 1) for n in range(80)]
-    corpus.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    files = ["--input", str(corpus), "--vocab-size", "300", "--output-dir", str(folder)]
-    assert train_tokenizer.main(files) == 0
-    flags = ["--vocab-file", str(folder / "vocab.json"), "--merge-file", str(folder / "merges.txt")]
-    command = ["preprocess", "--input", str(corpus), "--output-prefix", str(folder / "x"), *flags]
-    assert bamboo([*command, "--append-eod"]) == 0
-    return ("--data-path", str(folder / "x_text_document"), "--split", "100,0,0", *flags)
-
-
-@pytest.fixture(scope="module")
-def context() -> ForkServerContext:
-    """Forks from a process that has imported everything once and has run nothing."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["megatron_bamboo.training", "torch._dynamo"])
-    return context
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +96,8 @@ def test_training_went_somewhere(both: Both) -> None:
 
 
 def test_workers_print_nothing(both: Both) -> None:
-    assert _worker_logs(both.job).count("---") == both.job.num_workers
-    assert all(line.startswith("---") for line in _worker_logs(both.job).split("\n") if line)
+    assert worker_logs(both.job).count("---") == both.job.num_workers
+    assert all(line.startswith("---") for line in worker_logs(both.job).split("\n") if line)
 
 
 def test_the_reported_loss_and_norm_are_those_of_the_step(both: Both) -> None:
@@ -149,38 +120,12 @@ def mean(losses: dict[str, Tensor]) -> float:
     return total / len(losses)
 
 
-def run_process(log: str, side: str, *arguments: Any) -> None:
-    """Be one process of a side; what it prints goes to a log."""
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    if side == "megatron":
-        import megatron_side
-
-        megatron_side.train_rank(*arguments)
-    else:
-        import product_side
-
-        product_side.train_job(*arguments)
-
-
 def run_side(context: ForkServerContext, job: Job, side: str) -> dict[str, StageTensors]:
     """Train on one side; by pipeline and stage what it left."""
-    result, log = Path(job.folder) / side, f"{job.folder}/{side}.log"
-    ranks = range(job.num_workers) if side == "megatron" else ()
-    arguments = [(job, rank, result) for rank in ranks] or [(job, result)]
-    processes = [context.Process(target=run_process, args=(log, side, *a)) for a in arguments]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(JOB_SECONDS)
-    ended = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
-    assert set(ended) == {0}, f"{side}: {ended}\n{Path(log).read_text()}{_worker_logs(job)}"
+    result = Path(job.folder) / side
+    if side == "megatron":
+        ranks = [(job, rank, result) for rank in range(job.num_workers)]
+        run_processes(context, job, "megatron_side", "train_rank", ranks)
+    else:
+        run_processes(context, job, "product_side", "train_job", [(job, result)])
     return load_stages(result)
-
-
-def _worker_logs(job: Job) -> str:
-    logs = sorted((Path(job.folder) / "job" / "logs").glob("*.log"))
-    return "".join(f"\n--- {log.name}\n{log.read_text()}" for log in logs)

@@ -1,0 +1,30 @@
+import json
+import multiprocessing
+from multiprocessing.context import ForkServerContext
+
+import pytest
+
+from megatron_bamboo.cli import main as bamboo
+from megatron_bamboo.data import train_tokenizer
+
+
+@pytest.fixture(scope="session")
+def data_flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    folder = tmp_path_factory.mktemp("text")
+    corpus = folder / "corpus.jsonl"
+    lines = [f"Line {n}: " + "the quick brown fox jumps over it. " * (n % 7 + 1) for n in range(80)]
+    corpus.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    files = ["--input", str(corpus), "--vocab-size", "300", "--output-dir", str(folder)]
+    assert train_tokenizer.main(files) == 0
+    flags = ["--vocab-file", str(folder / "vocab.json"), "--merge-file", str(folder / "merges.txt")]
+    command = ["preprocess", "--input", str(corpus), "--output-prefix", str(folder / "x"), *flags]
+    assert bamboo([*command, "--append-eod"]) == 0
+    return ("--data-path", str(folder / "x_text_document"), "--split", "100,0,0", *flags)
+
+
+@pytest.fixture(scope="session")
+def context() -> ForkServerContext:
+    """Forks from a process that has imported everything once and has run nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["megatron_bamboo.training", "torch._dynamo"])
+    return context
