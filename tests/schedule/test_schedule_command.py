@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +97,46 @@ def test_json_holds_programs_times_and_the_takeover(capsys: pytest.CaptureFixtur
         assert [str(Action.parse(text)) for text in program] == program
 
 
+BUBBLE = """\
+3 stages of 2 chunks, 3 microbatches, redundancy bubble: makespan 24 (a forward is 1, a backward 2)
+
+stage 0: 6 of 6 redundant forwards fit on rank 2
+stage 1: 6 of 6 redundant forwards fit on rank 0
+stage 2: 5 of 6 redundant forwards fit on rank 1, not 2.1RF2
+"""
+
+
+def test_what_fits_into_the_gaps_is_said_by_stage(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ("--stages", "3", "--chunks", "2", "--microbatches", "3", "--redundancy", "bubble")
+    path = tmp_path / "schedule.json"
+    written = ("--format", "json", "--output", str(path))
+    assert schedule_command(capsys, *options, *written) == (0, BUBBLE, "")
+    assert schedule_command(capsys, *options)[1].startswith(BUBBLE + "\nstage 0: on rank 0")
+    redundant = json.loads(path.read_text())["redundant"]
+    assert redundant["2"]["left_out"] == ["2.1RF2"]
+    assert len(redundant["2"]["placed"]) == 5
+
+
+def test_costs_of_a_file_are_what_the_times_are_made_of(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text('{"forward": [1, 5], "backward": [2, 7], "latency": 0.5}')
+    options = ("--stages", "2", "--microbatches", "1", "--redundancy", "none")
+    _, out, _ = schedule_command(capsys, *options, "--costs", str(path))
+    assert "makespan 16 (costs of costs.json)" in out
+
+
+def test_a_trace_is_json_for_a_viewer(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--stages", "2", "--chunks", "2", "--microbatches", "2", "--format", "trace")
+    status, out, _ = schedule_command(capsys, *options)
+    assert status == 0
+    names = {event["name"] for event in json.loads(out)["traceEvents"]}
+    assert {"thread_name", "1.1B0", "message"} <= names
+
+
 @pytest.mark.parametrize("lines", [("4", "8"), ("8", "16")])
 def test_text_fits_a_hundred_columns(
     capsys: pytest.CaptureFixture[str], lines: tuple[str, str]
@@ -114,6 +155,9 @@ def test_text_fits_a_hundred_columns(
         ("--stages 0 --microbatches 2 --redundancy none", "at least one stage"),
         ("--stages 2 --microbatches 0", "one chunk and one microbatch"),
         ("--stages 1 --microbatches 2", "use more stages or no redundancy"),
+        ("--stages 2 --microbatches 2 --format png", "--format png needs --output FILE"),
+        ("--stages 2 --microbatches 2 --costs missing.json", "--costs missing.json: [Errno 2]"),
+        ("--stages 2 --microbatches 2 --output missing/file", "--output missing/file: [Errno 2]"),
         ("--stages 2 --microbatches 2 --lose 2.0b3", "'2.0b3' is no action"),
         ("--stages 2 --microbatches 2 --lose 2.0B1", "2.0B1 is in no program"),
         ("--stages 2 --microbatches 2 --lose 1REDUCE", "the commit decides"),
