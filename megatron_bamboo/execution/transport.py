@@ -21,7 +21,7 @@ from torch import Tensor
 from megatron_bamboo.execution.errors import PeerLost
 from megatron_bamboo.execution.groups import Group
 from megatron_bamboo.execution.mailbox import Mailbox, Message
-from megatron_bamboo.schedule.actions import Op
+from megatron_bamboo.schedule.actions import RECEIVE_OPS, Op
 
 # A tag has 31 bits and must tell apart all messages that can be under way on one channel. Two
 # steps next to each other can overlap, more cannot, since a commit lies between them.
@@ -221,18 +221,17 @@ class Transport:
             self._traffic[channel.peer] = (channel.bytes_sent, channel.bytes_received)
 
     def expect(self, expected: Iterable[Expected]) -> None:
-        """Receive these messages in this order, except what is here or expected already.
+        """Receive these messages in this order, except what will not come or is expected already.
 
         What a lost node was to send is expected anew when the next plan says from whom.
         """
         for one in expected:
             with self._lock:
                 channel = self._channels.get(one.sender)
-                if channel is None or one.message in self._expected:
+                if channel is None or one.message in self._expected or self._comes_no_more(one):
                     continue
-                if not self.mailbox.holds(one.message):
-                    self._expected[one.message] = one.sender
-                    channel.expect(one)
+                self._expected[one.message] = one.sender
+                channel.expect(one)
 
     def send(self, peer: str, message: Message, tensor: Tensor) -> None:
         """Start sending a message; to a lost node nothing is sent, the log has it."""
@@ -259,6 +258,14 @@ class Transport:
                 for peer, channel in self._channels.items()
             }
         return dict(sorted((self._traffic | open_now).items()))
+
+    def _comes_no_more(self, one: Expected) -> bool:
+        """Whether a message is here and its sender knows that it need not send it.
+
+        Progress tells of forwards and backwards alone. A message of the tail comes again from who
+        took over its sender's stage; left in the channel, it would meet a later step's receive.
+        """
+        return one.message.receive.op in RECEIVE_OPS and self.mailbox.holds(one.message)
 
     def _maker(self, peer: str) -> Callable[[], Group]:
         return lambda: self._make_group(peer)

@@ -35,6 +35,7 @@ from megatron_bamboo.observe.events import EventLog, read_events
 DEADLINES = Deadlines(
     record_seconds=20.0, startup_seconds=60.0, stall_seconds=60.0, store_seconds=30.0
 )
+REAP_SECONDS = 0.5
 
 
 def preload() -> None:
@@ -72,7 +73,8 @@ def serve() -> None:
     with adopted_orphans(), selectors.DefaultSelector() as selector:
         selector.register(0, selectors.EVENT_READ)
         while True:
-            for key, _ in selector.select():
+            # From time to time, since orphans of a killed job end when they like.
+            for key, _ in selector.select(REAP_SECONDS):
                 if key.fd != 0:
                     selector.unregister(key.fd)
                     os.close(key.fd)

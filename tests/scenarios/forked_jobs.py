@@ -66,6 +66,20 @@ class RunningJob:
         """By node its process group."""
         return {event["node"]: event["pid"] for event in self.events("agent_joined")}
 
+    def processes(self, node: str) -> dict[str, int]:
+        """A node's process group, its agent's process and its worker's."""
+        (worker,) = (e["pid"] for e in self.events("worker_started") if e["source"] == node)
+        return {"group": -self.agents()[node], "agent": self.agents()[node], "worker": worker}
+
+    def wait_for_step(self, node: str, step: int) -> None:
+        """Wait until a node has done something in a step."""
+        log, sign = self.request.job_dir / "events" / f"{node}.jsonl", f'"step": {step},'
+        until = time.monotonic() + JOB_SECONDS
+        while not (log.is_file() and sign in log.read_text()):
+            if time.monotonic() > until or self.ended.is_set():
+                raise RuntimeError(f"{node} never came to step {step}\n{last_words(self.request)}")
+            time.sleep(0.002)
+
     def finish(self, seconds: float = JOB_SECONDS) -> FinishedJob:
         """Wait for the end; a job that takes longer is ended, with its last words in the error."""
         if not self.ended.wait(seconds):

@@ -1,5 +1,6 @@
 """Runs scenarios: one fork server, one set of data, and each undisturbed run once."""
 
+import itertools
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ class ScenarioRunner:
         self._data = folder / "data"
         self._server = ForkServer(self._data)
         self._undisturbed: dict[Shape, Path] = {}
-        self._num_jobs = 0
+        self._numbers = itertools.count(1)
 
     def close(self) -> None:
         """End the server and whatever still runs."""
@@ -26,8 +27,7 @@ class ScenarioRunner:
 
     def start(self, shape: Shape, redundancy: str, *injections: str) -> RunningJob:
         """Start a job."""
-        self._num_jobs += 1
-        folder = self._folder / f"job{self._num_jobs}"
+        folder = self._folder / f"job{next(self._numbers)}"
         return self._server.start(request(folder, self._data, shape, redundancy, injections))
 
     def run(self, shape: Shape, redundancy: str, *injections: str) -> FinishedJob:
@@ -50,7 +50,9 @@ class ScenarioRunner:
             shutil.rmtree(job.request.folder)
         return found
 
-    def survive(self, shape: Shape, redundancy: str, victims: Sequence[str], *injections: str):
+    def survive(
+        self, shape: Shape, redundancy: str, victims: Sequence[str], *injections: str
+    ) -> list[str]:
         """Run a job whose losses must be survived; the complaints."""
         job = self.run(shape, redundancy, *injections)
         return self.complaints(job, Expected(shape, redundancy, victims))
