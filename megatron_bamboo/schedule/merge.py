@@ -17,8 +17,8 @@ from megatron_bamboo.schedule.dependencies import Dependencies
 from megatron_bamboo.schedule.play import Streams, play
 from megatron_bamboo.schedule.schedule import Actions, Program, Schedule
 
-# The order has to be good for any costs near these. With the true ones of unequal stages (0.7 to 1.5)
-# simulated takeovers were shorter by half a percent of an iteration.
+# The order has to be good for any costs near these. With the true ones of unequal stages simulated
+# takeovers were shorter by only half a percent of an iteration.
 _COSTS = EQUAL_COSTS
 
 Graph = Mapping[Action, Iterable[Action]]
