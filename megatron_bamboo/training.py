@@ -304,8 +304,8 @@ class Worker:
         )
 
     def _handlers(self) -> Handlers:
-        def leave_groups(lost: Any) -> None:
-            self._registry.leave(lost)
+        def leave_groups(epoch: int, lost: Any) -> None:
+            self._registry.leave(epoch, lost)
             self._transport.drop(lost)
 
         return Handlers(

@@ -59,7 +59,7 @@ class StepProgress:
 class Handlers:
     """What the control thread asks of the rest of the worker."""
 
-    leave_groups: Callable[[Collection[str]], None]
+    leave_groups: Callable[[int, Collection[str]], None]  # the epoch left, and who is lost
     progress: Callable[[], StepProgress]
     wake: Callable[[], None]
 
@@ -157,7 +157,7 @@ class EpochWatch:
         if self._node in plan.lost:
             self._exit(FENCED_STATUS, f"this node was declared lost in epoch {plan.epoch}")
         # A node that was declared lost while records were gathered is in no announcement.
-        self._handlers.leave_groups(plan.lost)
+        self._handlers.leave_groups(epoch, plan.lost)
         self._ledger.decide(plan.decision)
         with self._condition:
             self._newest = plan
@@ -167,7 +167,7 @@ class EpochWatch:
 
     def _leave(self, epoch: int, lost: Collection[str]) -> None:
         record = self._ledger.leave(epoch).to_json().encode()
-        self._handlers.leave_groups(lost)
+        self._handlers.leave_groups(epoch, lost)
         # Progress first: who reads the plan, which needs every record, finds all progress there.
         self._client.set(
             f"progress/{epoch}/{self._node}", self._handlers.progress().to_json().encode()

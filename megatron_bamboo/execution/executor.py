@@ -103,22 +103,19 @@ class Executor:
         }
 
     def start(self, watch: EpochWatch) -> None:
-        """Open channels and make the groups of the first plan."""
+        """Open channels and make the groups of the first plan.
+
+        Where a node is lost meanwhile the rest is made when it is first used: another worker may
+        be past this, and waits for what this one computes.
+        """
         self._watch = watch
         self._join(self._plan)
-        while not self._groups_made():
-            self._follow_plans()
-
-    def _groups_made(self) -> bool:
-        """Make the groups of the plan in force; False if a node is lost meanwhile."""
         try:
             for stage in self._view.in_force.stages_of(self._view.rank):
                 self._parts.registry.get(stage_group(stage))
             self._parts.registry.get(COMMIT_GROUP)
         except PeerLost as lost:
             self._await_plan("start", lost)
-            return False
-        return True
 
     @property
     def plan(self) -> Plan:

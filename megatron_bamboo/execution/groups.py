@@ -6,12 +6,13 @@ down the group's sockets does, at once. They are recognised by their ports: each
 listening socket of its own, and its members tell each other its port through the store.
 """
 
+import contextlib
 import os
 import socket
 import stat
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
 
@@ -43,6 +44,11 @@ class Group(Protocol):
         """End every operation of this member, blocked ones included; the group is dead after."""
 
 
+# How often a waiting collective looks whether its group was released, and how long after that it
+# may take to fail by itself: it does so within milliseconds.
+_SLICE = timedelta(milliseconds=50)
+_GIVE_UP_SECONDS = 0.5
+
 # Only the search for a new listening socket needs it: no rendezvous happens inside.
 _device_lock = threading.Lock()
 
@@ -57,6 +63,7 @@ class GlooGroup:
     ) -> None:
         self.name = name
         self.members = tuple(members)
+        self._released_at: float | None = None
         rank = self.members.index(me)
         own = dist.PrefixStore(name, store)
         options = dist.ProcessGroupGloo._Options()
@@ -70,7 +77,7 @@ class GlooGroup:
 
     def all_reduce(self, tensor: Tensor) -> None:
         with self._errors("all-reduce"):
-            self._group.allreduce([tensor]).wait()
+            self._finish(self._group.allreduce([tensor]))
 
     def send(self, tensor: Tensor, peer: str, tag: int) -> dist.Work:
         with self._errors("send", peer):
@@ -81,11 +88,35 @@ class GlooGroup:
             self._group.recv([tensor], self.members.index(peer), tag).wait()
 
     def release(self) -> None:
+        if self._released_at is None:
+            self._released_at = time.monotonic()
         for connection in _sockets():
             with connection:
                 if self._is_mine(connection):
                     # The peer may have closed it in this very moment.
                     _shut_down(connection)
+
+    def _finish(self, work: dist.Work) -> None:
+        """Wait for a collective, in slices.
+
+        A send that fails in gloo's own thread tells nobody who waits for it (one in some hundred
+        releases), so once the group is released an operation that does not end is given up. It
+        touches its tensor no more: no connection is left to read from.
+        """
+        while not work.is_completed():
+            released = self._released_at
+            if released is not None and time.monotonic() > released + _GIVE_UP_SECONDS:
+                self._give_up()
+                raise PeerLost(self.members, f"all-reduce in {self.name}", None)
+            with contextlib.suppress(RuntimeError):  # it takes longer, or has failed: see below
+                work.wait(_SLICE)
+        work.wait()
+
+    def _give_up(self) -> None:
+        """Let a thread end the group: that waits until the operation's own timeout."""
+        holder = [self._group]
+        self._group = None
+        threading.Thread(target=holder.clear, name=f"ending-{self.name}", daemon=True).start()
 
     def _is_mine(self, connection: socket.socket) -> bool:
         try:
@@ -94,7 +125,7 @@ class GlooGroup:
             return False
         return here[1] == self._port or there[1] in self._peer_ports
 
-    @contextmanager
+    @contextlib.contextmanager
     def _errors(self, what: str, peer: str | None = None) -> Iterator[None]:
         try:
             yield

@@ -1,12 +1,14 @@
 """Which groups this worker is in, from the plan, and the groups themselves, made when first used.
 
 A group's members follow from the plan, so every member computes the same list. The key of its
-rendezvous is the epoch since which the list is in force: a group that no loss has touched keeps
-its connections, also when its members first use it in different epochs.
+rendezvous is the epoch since which the list is in force. A pair that no loss has touched keeps its
+connections, also when its members first use it in different epochs. Collective groups are made
+anew in every epoch: who waits in one may be asked to send something again first, and those who
+wait for that may be the ones that it waits for.
 """
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -34,6 +36,10 @@ def stage_group(stage: int) -> str:
 def pair_group(node: str, peer: str) -> str:
     """Name of the group of two neighbours."""
     return "pair/" + "+".join(sorted((node, peer)))
+
+
+def _is_pair(name: str) -> bool:
+    return name.startswith("pair/")
 
 
 def neighbours(pipeline: PipelinePlan, node: str, num_chunks: int, tied: bool) -> frozenset[str]:
@@ -75,21 +81,20 @@ class GroupRegistry:
         self._groups: dict[str, tuple[Group, BambooStore]] = {}
         self._forming: dict[str, tuple[Membership, BambooStore]] = {}
         self._lost: set[str] = set()
+        self._left_epoch = -1
 
     def update(self, epoch: int, groups: dict[str, tuple[str, ...]]) -> None:
-        """Follow a plan; what has not changed stays as it is."""
+        """Follow a plan; pairs that have not changed stay as they are."""
         with self._lock:
-            before = self._memberships
-            self._memberships = {
-                name: before[name]
-                if name in before and before[name].members == members
-                else Membership(members, epoch)
-                for name, members in groups.items()
+            kept = {
+                name: before
+                for name, before in self._memberships.items()
+                if _is_pair(name) and before.members == groups.get(name)
             }
-            for name, (group, _store) in list(self._groups.items()):
-                if name not in groups or group.members != groups[name]:
-                    group.release()
-                    del self._groups[name]
+            self._memberships = {
+                name: kept.get(name, Membership(members, epoch)) for name, members in groups.items()
+            }
+            self._drop(lambda name, _members: name not in kept)
 
     def get(self, name: str) -> Group | None:
         """The group of this name, made if need be; None where this worker is alone in it.
@@ -103,7 +108,7 @@ class GroupRegistry:
             membership = self._memberships.get(name)
             if membership is None:
                 return None
-            self._refuse_lost(name, membership)
+            self._refuse_over(name, membership)
             store = self._make_store(f"group/{membership.since}/{name}/")
             self._forming[name] = (membership, store)
         try:
@@ -113,17 +118,16 @@ class GroupRegistry:
                 del self._forming[name]
         return self._keep(name, membership, group, store)
 
-    def leave(self, lost: Collection[str]) -> None:
-        """End every group, and every rendezvous, that a lost node is a member of, for good."""
+    def leave(self, epoch: int, lost: Collection[str]) -> None:
+        """End the collective groups of an epoch and of those before it, and all groups that a lost
+        node is a member of, for good; also those that are being made."""
         with self._lock:
             self._lost |= set(lost)
-            for membership, store in self._forming.values():
-                if self._lost & set(membership.members):
+            self._left_epoch = max(self._left_epoch, epoch)
+            for name, (membership, store) in self._forming.items():
+                if self._is_over(name, membership):
                     store.cancel()
-            for name, (group, _store) in list(self._groups.items()):
-                if self._lost & set(group.members):
-                    group.release()
-                    del self._groups[name]
+            self._drop(lambda name, members: not _is_pair(name) or bool(self._lost & members))
 
     def close(self) -> None:
         """End all groups."""
@@ -134,12 +138,23 @@ class GroupRegistry:
 
     def _keep(self, name: str, membership: Membership, group: Group, store: BambooStore) -> Group:
         with self._lock:
-            if self._lost & set(group.members):
+            if self._is_over(name, membership):
                 group.release()
-            self._refuse_lost(name, membership)
+            self._refuse_over(name, membership)
             self._groups[name] = (group, store)
             return group
 
-    def _refuse_lost(self, name: str, membership: Membership) -> None:
-        if gone := self._lost & set(membership.members):
-            raise PeerLost(tuple(sorted(gone)), f"making {name}", None)
+    def _drop(self, is_over: Callable[[str, Set[str]], bool]) -> None:
+        for name, (group, _store) in list(self._groups.items()):
+            if is_over(name, set(group.members)):
+                group.release()
+                del self._groups[name]
+
+    def _is_over(self, name: str, membership: Membership) -> bool:
+        left = not _is_pair(name) and membership.since <= self._left_epoch
+        return left or bool(self._lost & set(membership.members))
+
+    def _refuse_over(self, name: str, membership: Membership) -> None:
+        if self._is_over(name, membership):
+            gone = sorted(self._lost & set(membership.members)) or membership.members
+            raise PeerLost(tuple(gone), f"making {name}", None)
