@@ -70,8 +70,8 @@ class GlooGroup:
         options._timeout = timeout
         device, self._port = _new_device()
         options._devices = [device]
-        own.set(f"port{rank}", str(self._port))
         with self._errors("making the group"):
+            own.set(f"port{rank}", str(self._port))
             self._group = dist.ProcessGroupGloo(own, rank, len(self.members), options)
             self._peer_ports = {int(own.get(f"port{i}")) for i in range(len(self.members))}
 
@@ -129,8 +129,9 @@ class GlooGroup:
     def _errors(self, what: str, peer: str | None = None) -> Iterator[None]:
         try:
             yield
-        # gloo raises RuntimeError alone; the store has types of its own for a rendezvous.
-        except (RuntimeError, TimeoutError, ConnectionError) as error:
+        # gloo raises RuntimeError alone; the store has types of its own for a rendezvous, KeyError
+        # for one whose keys were deleted since its epoch is over.
+        except (RuntimeError, TimeoutError, ConnectionError, KeyError) as error:
             peers = (peer,) if peer is not None else self.members
             raise PeerLost(peers, f"{what} in {self.name}", error) from error
 
