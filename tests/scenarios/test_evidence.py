@@ -1,0 +1,160 @@
+"""The checks of a run see what they are there for: a good run's folder is spoiled in many ways."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from evidence import Expected, complaints
+from forked_jobs import FinishedJob
+from moments import FATAL_STEP
+from safetensors.torch import load_file, safe_open, save_file
+from scenario_runner import ScenarioRunner
+from tiny_gpt import Shape
+
+pytestmark = pytest.mark.multiprocess
+
+SHAPE = Shape(3, 2)
+VICTIM, SHADOW, BYSTANDER = "node4", "node3", "node1"
+EXPECTED = Expected(SHAPE, "eager", [VICTIM])
+Event = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def good(scenarios: ScenarioRunner) -> FinishedJob:
+    return scenarios.run(SHAPE, "eager", f"{VICTIM}@iter{FATAL_STEP}:1.0B1")
+
+
+@pytest.fixture
+def job(good: FinishedJob, tmp_path: Path) -> FinishedJob:
+    """A copy to spoil."""
+    folder = tmp_path / "job"
+    shutil.copytree(good.request.folder, folder)
+    return replace(good, request=replace(good.request, folder=str(folder)))
+
+
+def test_a_good_run_has_no_complaints(scenarios: ScenarioRunner, good: FinishedJob) -> None:
+    assert complaints(good, EXPECTED, scenarios.undisturbed(SHAPE)) == []
+
+
+def change_events(log: Path, change: Callable[[list[Event]], list[Event]]) -> None:
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps(event) + "\n" for event in change(events)))
+
+
+def is_action(event: Event, step: int, *names: str) -> bool:
+    return event["event"] == "action" and event["step"] == step and event["action"] in names
+
+
+def twice(step: int, *names: str) -> Callable[[list[Event]], list[Event]]:
+    return lambda events: events + [e for e in events if is_action(e, step, *names)]
+
+
+def without(step: int, *names: str) -> Callable[[list[Event]], list[Event]]:
+    return lambda events: [e for e in events if not is_action(e, step, *names)]
+
+
+def added(step: int, like: str, name: str) -> Callable[[list[Event]], list[Event]]:
+    return lambda events: (
+        events + [e | {"action": name} for e in events if is_action(e, step, like)]
+    )
+
+
+def renamed(step: int, before: str, after: str) -> Callable[[list[Event]], list[Event]]:
+    return lambda events: [
+        e | {"action": after} if is_action(e, step, before) else e for e in events
+    ]
+
+
+@pytest.mark.parametrize(
+    ("node", "change", "complaint"),
+    [
+        (BYSTANDER, twice(FATAL_STEP, "1.0F2"), "pipeline 0, step 2: node1 ran 1.0F2 2 times"),
+        (BYSTANDER, without(5, "1.0B0"), "pipeline 0, step 5: stage 1, microbatch 0"),
+        (SHADOW, twice(FATAL_STEP, "0.0B3"), "pipeline 1, step 2: node3 ran 0.0B3 2 times"),
+        (SHADOW, without(FATAL_STEP, "1.0B1"), "pipeline 1, step 2: stage 1, microbatch 1"),
+        (SHADOW, added(FATAL_STEP, "1.0RF0", "1.0F0"), "F by ['node3'], RF by ['node3']"),
+        (SHADOW, without(1, "1.0RF0"), "pipeline 1, step 1: redundant forward of stage 1"),
+        (SHADOW, renamed(4, "1.0F0", "1.0RF0"), "pipeline 1, step 4: stage 1, microbatch 0"),
+    ],
+)  # fmt: skip
+def test_work_done_twice_or_not_at_all_is_seen(
+    scenarios: ScenarioRunner,
+    job: FinishedJob,
+    node: str,
+    change: Callable[[list[Event]], list[Event]],
+    complaint: str,
+) -> None:
+    change_events(job.job_dir / "events" / f"{node}.jsonl", change)
+    found = complaints(job, EXPECTED, scenarios.undisturbed(SHAPE))
+    assert any(complaint in text for text in found), found
+
+
+def spoil_one_bit(job: FinishedJob) -> None:
+    path = next((job.job_dir / "state").glob("*-replica.safetensors"))
+    tensors = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    name = next(name for name in sorted(tensors) if name.endswith("exp_avg"))
+    tensors[name].view(-1).view(torch.int32)[0] ^= 1
+    save_file(tensors, path, metadata=metadata)
+
+
+def spoil_start_time(job: FinishedJob) -> None:
+    log = Path(job.request.folder) / "processes" / f"{SHADOW}.jsonl"
+    change_events(log, lambda events: [events[0], events[1] | {"start_ticks": 1}])
+
+
+def add_checkpoint(job: FinishedJob) -> None:
+    (job.job_dir / "checkpoints").mkdir()
+
+
+def add_loss(job: FinishedJob) -> None:
+    log = job.job_dir / "losses.jsonl"
+    first, *others = log.read_text().splitlines()
+    values = json.loads(first)
+    loss = float.fromhex(values["loss"]) * 1.0000001
+    log.write_text("\n".join([json.dumps(values | {"loss": loss.hex()}), *others]) + "\n")
+
+
+def restart_worker(job: FinishedJob) -> None:
+    log = job.job_dir / "events" / f"{BYSTANDER}.jsonl"
+    started = {"event": "worker_started", "pid": 7, "agent": 7}
+    change_events(log, lambda events: [*events, events[0] | started])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (spoil_one_bit, "DIFFERENT"),
+        (add_loss, "DIFFERENT"),
+        (spoil_start_time, "node3 started as"),
+        (restart_worker, "node1 is not the one process"),
+        (add_checkpoint, "the job folder holds"),
+    ],
+)
+def test_anything_else_that_is_not_as_it_must_be_is_seen(
+    scenarios: ScenarioRunner,
+    job: FinishedJob,
+    spoil: Callable[[FinishedJob], None],
+    complaint: str,
+) -> None:
+    spoil(job)
+    found = complaints(job, EXPECTED, scenarios.undisturbed(SHAPE))
+    assert any(complaint in text for text in found), found
+
+
+def test_what_the_launcher_saw_counts(scenarios: ScenarioRunner, job: FinishedJob) -> None:
+    undisturbed = scenarios.undisturbed(SHAPE)
+    for result, complaint in (
+        (replace(job.result, left_behind=["17"]), "left behind"),
+        (replace(job.result, lost=[]), "lost are"),
+        (replace(job.result, lines=job.result.lines[:-1]), "iteration lines of steps"),
+        (replace(job.result, status=4, message="never came"), "status 4: never came"),
+    ):
+        found = complaints(replace(job, result=result), EXPECTED, undisturbed)
+        assert any(complaint in text for text in found), found
