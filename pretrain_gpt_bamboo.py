@@ -12,15 +12,14 @@ from megatron_bamboo.quiet import quiet_megatron_import
 from megatron_bamboo.training import pretrain
 
 with quiet_megatron_import():
-    from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
 
 Batch = dict[str, torch.Tensor]
 
 
-def get_batch(data_iterator: Iterator[Batch]) -> Batch:
-    """The microbatch; only the first and the last stage look at data."""
-    if parallel_state.is_pipeline_first_stage() or parallel_state.is_pipeline_last_stage():
+def get_batch(data_iterator: Iterator[Batch], model: GPTModel) -> Batch:
+    """The microbatch; only the chunks at the model's ends look at data."""
+    if model.pre_process or model.post_process:
         device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
         return {name: tensor.to(device) for name, tensor in next(data_iterator).items()}
     return {}
@@ -37,12 +36,12 @@ def loss_func(
 
 def forward_step(data_iterator: Iterator[Batch], model: GPTModel) -> tuple[torch.Tensor, partial]:
     """Run one microbatch through one chunk."""
-    batch = get_batch(data_iterator)
+    batch = get_batch(data_iterator, model)
     output = model(
         batch.get("tokens"),
         batch.get("position_ids"),
         attention_mask=None,  # causal
-        labels=batch.get("labels") if parallel_state.is_pipeline_last_stage() else None,
+        labels=batch.get("labels") if model.post_process else None,
     )
     return output, partial(loss_func, batch.get("loss_mask"))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
 from megatron_bamboo.schedule.redundancy import Redundancy
 
 
@@ -47,6 +48,15 @@ class ModelOptions:
     hidden_dropout: float = _option("dropout in the residual stream", 0.1)
     init_method_std: float = _option("standard deviation of initial weights", 0.02)
     make_vocab_size_divisible_by: int = _option("pad the vocabulary to a multiple of this", 128)
+    recompute_granularity: str | None = _option(
+        "what is computed again in the backward pass instead of being kept (default: nothing)",
+        None,
+        ("selective", "full"),
+    )
+    recompute_method: str | None = _option(
+        "with full: which layers, uniform groups or a block", None, ("uniform", "block")
+    )
+    recompute_num_layers: int | None = _option("with full: layers in a group or block", None)
     transformer_impl: str = _option(
         "layers of Megatron-core or of Transformer Engine (default: the latter where installed)",
         "auto",
@@ -111,7 +121,11 @@ class ParallelOptions:
     """How the model is cut; the number of pipelines follows from the number of nodes."""
 
     pipeline_model_parallel_size: int = _option("stages of a pipeline", 1)
-    tensor_model_parallel_size: int = _option("workers that share a layer (1 only, so far)", 1)
+    num_layers_per_virtual_pipeline_stage: int | None = _option(
+        "layers of a chunk; fewer than a stage has means interleaving (default: all of them)", None
+    )
+    tensor_model_parallel_size: int = _option("workers of a node, which share its layers", 1)
+    sequence_parallel: bool = _option("share norms and dropouts too, along the sequence", False)
     distributed_timeout_minutes: float = _option("longest wait for another worker", 10.0)
 
 
@@ -120,9 +134,14 @@ class BambooOptions:
     """What this project adds."""
 
     bamboo_redundancy: Redundancy = _option(
-        "redundant forward passes: none (no replicas), lazy (after a loss) or eager (always)",
+        "redundant forward passes: none (no replicas), lazy (after a loss), eager (always) or "
+        "bubble (where a pipeline waits anyway)",
         Redundancy.LAZY,
         tuple(Redundancy),
+    )
+    bamboo_costs: str | None = _option(
+        "with bubble: JSON file of what forwards and backwards take (default: 1 and 2)",
+        None,
     )
 
 
@@ -143,9 +162,11 @@ class Layout:
     """How many of what: follows from the options and the number of nodes."""
 
     num_stages: int
+    num_chunks: int  # a stage
     num_pipelines: int
     num_microbatches: int  # a pipeline and step
     global_batch_size: int
+    tensor_size: int = 1
 
     @property
     def total_microbatches(self) -> int:
@@ -158,16 +179,12 @@ UNSUPPORTED: Mapping[str, str] = {
     "--bf16": "bfloat16",
     "--fp16": "float16",
     "--use-distributed-optimizer": "the distributed optimizer",
-    "--sequence-parallel": "sequence parallelism",
     "--context-parallel-size": "context parallelism",
     "--expert-model-parallel-size": "expert parallelism",
     "--num-experts": "mixtures of experts",
-    "--num-layers-per-virtual-pipeline-stage": "interleaving",
-    "--num-virtual-stages-per-pipeline-rank": "interleaving",
+    "--num-virtual-stages-per-pipeline-rank": "interleaving by the number of chunks",
     "--overlap-grad-reduce": "overlapped gradient reduction",
     "--overlap-param-gather": "overlapped parameter gather",
-    "--recompute-activations": "activation recomputation",
-    "--recompute-granularity": "activation recomputation",
     "--save": "saving checkpoints",
     "--load": "loading checkpoints",
     "--save-interval": "saving checkpoints",
@@ -207,7 +224,7 @@ def parse_options(argv: Sequence[str]) -> Options:
     )
 
 
-def check_options(options: Options, num_nodes: int) -> Layout:
+def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -> Layout:
     """Check everything that can be checked without a model; return the layout that follows.
 
     Raises:
@@ -215,9 +232,9 @@ def check_options(options: Options, num_nodes: int) -> Layout:
     """
     model, training, parallel = options.model, options.training, options.parallel
     _check_sizes(options)
+    _check_recomputation(model)
     stages = parallel.pipeline_model_parallel_size
-    if parallel.tensor_model_parallel_size != 1:
-        raise UserError("--tensor-model-parallel-size must be 1: others are not supported yet")
+    _check_tensor_size(options, workers_per_node)
     if stages > model.num_layers:
         raise UserError(
             f"{stages} stages cannot share {model.num_layers} layers: lower "
@@ -228,6 +245,8 @@ def check_options(options: Options, num_nodes: int) -> Layout:
             f"{model.num_layers} layers cannot be cut into {stages} equal stages: make "
             f"--num-layers a multiple of --pipeline-model-parallel-size"
         )
+    chunks = _count_chunks(model.num_layers // stages, parallel)
+    _check_costs(options.bamboo, stages, chunks)
     if num_nodes % stages:
         raise UserError(
             f"{num_nodes} nodes do not make whole pipelines of {stages} stages: start "
@@ -248,7 +267,82 @@ def check_options(options: Options, num_nodes: int) -> Layout:
             f"{training.micro_batch_size * pipelines}"
         )
     _check_files(options.data)
-    return Layout(stages, pipelines, batch // (training.micro_batch_size * pipelines), batch)
+    return Layout(
+        num_stages=stages,
+        num_chunks=chunks,
+        num_pipelines=pipelines,
+        num_microbatches=batch // (training.micro_batch_size * pipelines),
+        global_batch_size=batch,
+        tensor_size=workers_per_node,
+    )
+
+
+def read_costs(options: BambooOptions) -> Costs:
+    """The costs by which redundant forwards are placed in gaps.
+
+    Raises:
+        UserError: the file is not there or holds no costs.
+    """
+    if options.bamboo_costs is None:
+        return EQUAL_COSTS
+    try:
+        return Costs.from_json(Path(options.bamboo_costs).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"--bamboo-costs {options.bamboo_costs}: {error}") from error
+
+
+def _check_costs(options: BambooOptions, num_stages: int, num_chunks: int) -> None:
+    try:
+        read_costs(options).check_shape(num_stages, num_chunks)
+    except ValueError as error:
+        raise UserError(f"--bamboo-costs: {error}") from error
+
+
+def _check_recomputation(model: ModelOptions) -> None:
+    is_full = model.recompute_granularity == "full"
+    given = (model.recompute_method is not None, model.recompute_num_layers is not None)
+    if given != (is_full, is_full):
+        raise UserError(
+            "--recompute-method and --recompute-num-layers belong to --recompute-granularity full: "
+            "give all three, or neither of the two"
+        )
+
+
+def _check_tensor_size(options: Options, workers_per_node: int) -> None:
+    size = options.parallel.tensor_model_parallel_size
+    if size != workers_per_node:
+        raise UserError(
+            f"--tensor-model-parallel-size {size} needs bamboo run --workers-per-node {size}, "
+            f"not {workers_per_node}"
+        )
+    if options.model.num_attention_heads % size:
+        raise UserError(
+            f"--num-attention-heads {options.model.num_attention_heads} must be a multiple of "
+            f"--tensor-model-parallel-size {size}"
+        )
+    if (options.model.ffn_hidden_size or size) % size:
+        raise UserError(f"--ffn-hidden-size must be a multiple of the tensor parallel size {size}")
+    if options.parallel.sequence_parallel and (size == 1 or options.data.seq_length % size):
+        raise UserError(
+            "--sequence-parallel needs --tensor-model-parallel-size 2 or more, and a --seq-length "
+            "that is a multiple of it"
+        )
+
+
+def _count_chunks(layers_per_stage: int, parallel: ParallelOptions) -> int:
+    layers_per_chunk = parallel.num_layers_per_virtual_pipeline_stage or layers_per_stage
+    if layers_per_stage % layers_per_chunk:
+        raise UserError(
+            f"the {layers_per_stage} layers of a stage cannot be cut into chunks of "
+            f"{layers_per_chunk}: change --num-layers-per-virtual-pipeline-stage"
+        )
+    chunks = layers_per_stage // layers_per_chunk
+    if chunks > 1 and parallel.pipeline_model_parallel_size == 1:
+        raise UserError(
+            "interleaving needs at least 2 stages: leave out "
+            "--num-layers-per-virtual-pipeline-stage or raise --pipeline-model-parallel-size"
+        )
+    return chunks
 
 
 def _check_sizes(options: Options) -> None:

@@ -9,13 +9,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from megatron_bamboo.agent.environment import WorkerEnvironment
 from megatron_bamboo.agent.job import JobShape
-from megatron_bamboo.config import Layout, Options, check_options, parse_options
+from megatron_bamboo.config import Layout, Options, check_options, parse_options, read_costs
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.decision import StepReport
 from megatron_bamboo.membership.store_client import StoreClient
@@ -25,6 +25,7 @@ from megatron_bamboo.quiet import quiet_megatron_import
 
 with quiet_megatron_import():
     import torch
+    from torch.distributed import ProcessGroup
 
     from megatron_bamboo.data.gpt_dataset import (
         TrainDataOptions,
@@ -34,20 +35,21 @@ with quiet_megatron_import():
     )
     from megatron_bamboo.data.samples import microbatch_samples
     from megatron_bamboo.data.tokenizer import GPT2BPETokenizer, padded_vocab_size
-    from megatron_bamboo.execution.commit import CommitLayout, to_hex, unit_names
+    from megatron_bamboo.execution.commit import CommitLayout, to_hex, unit_parts
     from megatron_bamboo.execution.compute import Compute, ForwardStepFunc
     from megatron_bamboo.execution.epochs import EpochWatch, Handlers
     from megatron_bamboo.execution.errors import TrainingError
     from megatron_bamboo.execution.executor import Executor, Parts, Shapes
     from megatron_bamboo.execution.injection import kill_before
     from megatron_bamboo.execution.ledger import CommitLedger
-    from megatron_bamboo.execution.local_groups import single_member_groups
+    from megatron_bamboo.execution.local_groups import make_tensor_group, model_groups
     from megatron_bamboo.execution.mailbox import Mailbox
     from megatron_bamboo.execution.pipeline import PipelineView
     from megatron_bamboo.execution.registry import GroupRegistry, pair_group
     from megatron_bamboo.execution.reports import StepReporter
     from megatron_bamboo.execution.tail import Tail
     from megatron_bamboo.execution.transport import TensorShape, Transport
+    from megatron_bamboo.execution.turnstile import Turnstile
     from megatron_bamboo.membership.torch_store import BambooStore
     from megatron_bamboo.model import cpu
     from megatron_bamboo.model.gpt import prepare_process
@@ -76,7 +78,11 @@ def pretrain(forward_step: ForwardStepFunc, argv: Sequence[str] | None = None) -
         options = parse_options(sys.argv[1:] if argv is None else argv)
         if phase is None:
             raise UserError("start this script with: bamboo run --nodes N SCRIPT FLAGS")
-        layout = check_options(options, int(os.environ["BAMBOO_NUM_NODES"]))
+        layout = check_options(
+            options,
+            num_nodes=int(os.environ["BAMBOO_NUM_NODES"]),
+            workers_per_node=int(os.environ["BAMBOO_WORKERS_PER_NODE"]),
+        )
         if phase == "prepare":
             _prepare(options, layout, Path(os.environ["BAMBOO_JOB_DIR"]))
             return 0
@@ -97,6 +103,8 @@ def _prepare(options: Options, layout: Layout, job_dir: Path) -> None:
         redundancy=options.bamboo.bamboo_redundancy,
         train_iters=options.training.train_iters,
         global_batch_size=layout.global_batch_size,
+        num_chunks=layout.num_chunks,
+        tensor_size=layout.tensor_size,
     ).write(job_dir)
 
 
@@ -112,30 +120,8 @@ def _train(forward_step: ForwardStepFunc, options: Options, layout: Layout) -> i
         # The same on every worker: the job ends, no node is at fault.
         client.compare_set("failed", None, str(error).encode())
         return TRAINING_ERROR_STATUS
-    client.set(f"done/{environment.node}", b"1")
+    client.set(f"done/{environment.worker}", b"1")
     return 0
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerEnvironment:
-    """What the launcher tells a worker."""
-
-    node: str
-    job_dir: Path
-    store: str
-    store_deadline_seconds: float
-    inject: str
-
-    @classmethod
-    def read(cls) -> "WorkerEnvironment":
-        """From the environment that the agent set."""
-        return cls(
-            node=os.environ["BAMBOO_NODE"],
-            job_dir=Path(os.environ["BAMBOO_JOB_DIR"]),
-            store=os.environ["BAMBOO_STORE"],
-            store_deadline_seconds=float(os.environ["BAMBOO_STORE_DEADLINE"]),
-            inject=os.environ.get("BAMBOO_INJECT", ""),
-        )
 
 
 class Worker:
@@ -148,19 +134,28 @@ class Worker:
         self._layout = layout
         self._environment = environment
         self._client = client
-        self._events = EventLog(environment.job_dir / "events", environment.node)
-        node, training = environment.node, options.training
+        self._events = EventLog(environment.job_dir / "events", environment.worker)
+        node, training = environment.worker, options.training
         client.wait(["plan/0"], FIRST_PLAN_SECONDS)
-        self._plan = Plan.from_json(client.get("plan/0") or b"")
+        self._plan = self._read_plan(client.get("plan/0") or b"")
         tied = not options.model.untie_embeddings_and_output_weights
-        self._view = PipelineView(node, self._plan, layout, options.bamboo.bamboo_redundancy, tied)
-        self._dropout = DropoutSeeds(training.seed)
+        self._view = PipelineView(
+            node,
+            self._plan,
+            layout,
+            options.bamboo.bamboo_redundancy,
+            read_costs(options.bamboo),
+            tied,
+        )
+        self._dropout = DropoutSeeds(training.seed, environment.tensor_rank)
         self._stages = self._build_stages()
         self._scheduler = build_scheduler(
             self._stages, options.optimizer, training.train_iters, layout.global_batch_size
         )
         self._commit_layout = CommitLayout(
-            unit_names(options.model.num_layers), layout.num_pipelines, layout.num_microbatches
+            unit_parts(options.model.num_layers, layout.tensor_size),
+            layout.num_pipelines,
+            layout.num_microbatches,
         )
         self._ledger = CommitLedger(node)
         self._mailbox = Mailbox()
@@ -168,13 +163,15 @@ class Worker:
         self._transport = Transport(self._mailbox, self._make_pair)
         self._reporter = StepReporter(client)
         self._executor = Executor(self._parts(), self._view, self._plan)
-        self._watch = EpochWatch(client, node, self._plan, self._ledger, self._handlers())
+        self._watch = EpochWatch(
+            client, node, layout.tensor_size, self._plan, self._ledger, self._handlers()
+        )
         self._dataset = build_train_dataset(_data_options(options, layout), _tokenizer(options))
 
     def train(self, forward_step: ForwardStepFunc) -> None:
         """Run every step; then write down what is held."""
         self._watch.start()
-        self._client.set(f"ready/{self._environment.node}", b"1")
+        self._client.set(f"ready/{self._environment.worker}", b"1")
         self._executor.start(self._watch)
         for step in range(1, self._options.training.train_iters + 1):
             self._train_step(step, forward_step)
@@ -211,24 +208,30 @@ class Worker:
         if plan is not self._plan:
             self._plan = plan
             self._reporter.repeat()
-        self._reporter.passed(report, is_first=plan.nodes[0] == self._environment.node)
+        self._reporter.passed(report, is_first=plan.nodes[0] == self._environment.worker)
 
     def _finish(self) -> None:
         self._reporter.finish()
         pipeline = self._executor.plan.pipelines[self._view.number]
         for number, stage in self._stages.items():
-            is_primary = pipeline.stages[number] == self._environment.node
+            is_primary = pipeline.stages[number] == self._environment.worker
             dump_stage(
                 self._environment.job_dir,
-                self._environment.node,
+                self._environment.worker,
                 self._view.number,
                 number,
                 "primary" if is_primary else "replica",
                 self._options.training.train_iters,
-                stage.state(),
+                self._named_state(stage),
             )
         self._events.emit("traffic", peers=self._transport.traffic())
         self._watch.close()
+
+    def _named_state(self, stage: Stage) -> Iterator[tuple[str, torch.Tensor]]:
+        """A stage's tensors; where workers share layers, each one's part by a name of its own."""
+        rank, size = self._environment.tensor_rank, self._environment.tensor_size
+        for name, tensor in stage.state():
+            yield (name if size == 1 else f"tensor{rank}/{name}"), tensor
 
     def _microbatches(self, step: int) -> Iterator[dict[str, torch.Tensor]]:
         """This pipeline's microbatches of a step: a function of the seed and the step alone."""
@@ -248,8 +251,8 @@ class Worker:
 
     def _build_stages(self) -> dict[int, Stage]:
         """The stages that this worker runs, and those whose replica it holds."""
-        prepare_process()
-        groups = single_member_groups()
+        groups = model_groups(self._tensor_group())
+        prepare_process(groups.tp)
         vocab = padded_vocab_size(
             _tokenizer(self._options).vocab_size, self._options.model.make_vocab_size_divisible_by
         )
@@ -260,9 +263,9 @@ class Worker:
         }
 
     def _parts(self) -> Parts:
-        node, view = self._environment.node, self._view
+        worker, view = self._environment.worker, self._view
         tail = Tail(
-            node,
+            worker,
             view.number,
             self._stages,
             self._commit_layout,
@@ -271,10 +274,11 @@ class Worker:
             self._ledger,
             self._scheduler,
             self._layout.global_batch_size,
+            self._environment.tensor_rank,
         )
         compute = Compute(self._stages, self._layout, view.number, self._dropout, self._mailbox)
         return Parts(
-            node=node,
+            worker=worker,
             layout=self._layout,
             compute=compute,
             tail=tail,
@@ -284,19 +288,50 @@ class Worker:
             events=self._events,
             shapes=self._shapes(),
             before_action=kill_before(self._environment.inject, self._events),
+            turnstile=self._turnstile(),
             wait_seconds=self._timeout().total_seconds(),
+        )
+
+    def _turnstile(self) -> Turnstile | None:
+        """Where the workers of this node meet, if there are several."""
+        environment = self._environment
+        if environment.tensor_size == 1:
+            return None
+        return Turnstile.meet(
+            self._client,
+            environment.node,
+            environment.tensor_rank,
+            environment.tensor_size,
+            self._timeout().total_seconds(),
+        )
+
+    def _tensor_group(self) -> ProcessGroup | None:
+        environment = self._environment
+        if environment.tensor_size == 1:
+            return None
+        self._tensor_store = self._make_store(f"group/0/tensor/{environment.node}/")
+        return make_tensor_group(
+            self._tensor_store, environment.tensor_rank, environment.tensor_size, self._timeout()
+        )
+
+    def _read_plan(self, published: bytes) -> Plan:
+        """A plan as the workers of this tensor rank see it."""
+        environment = self._environment
+        return Plan.from_json(published).for_tensor_rank(
+            environment.tensor_rank, environment.tensor_size
         )
 
     def _shapes(self) -> Shapes:
         options = self._options
+        shared_by = self._layout.tensor_size if options.parallel.sequence_parallel else 1
         size = (
-            options.data.seq_length,
+            options.data.seq_length // shared_by,
             options.training.micro_batch_size,
             options.model.hidden_size,
         )
         stage = next(iter(self._stages.values()))
         like = stage.reduced
-        tied = [stage.tied_gradient() for stage in self._stages.values() if stage.tied is not None]
+        tied = [stage.tied_gradient() for stage in self._stages.values() if stage.is_tied]
         return Shapes(
             activation=TensorShape(size, torch.float32, like.device),
             tied=_shape_of(tied[0]) if tied else None,
@@ -309,14 +344,17 @@ class Worker:
             self._transport.drop(lost)
 
         return Handlers(
-            leave_groups=leave_groups, progress=self._executor.progress, wake=self._mailbox.wake
+            leave_groups=leave_groups,
+            progress=self._executor.progress,
+            read_plan=self._read_plan,
+            wake=self._mailbox.wake,
         )
 
     def _make_store(self, prefix: str) -> BambooStore:
         return BambooStore(self._client, prefix, self._timeout().total_seconds())
 
     def _make_pair(self, peer: str) -> Any:
-        return self._registry.get(pair_group(self._environment.node, peer))
+        return self._registry.get(pair_group(self._environment.worker, peer))
 
     def _timeout(self) -> timedelta:
         return timedelta(minutes=self._options.parallel.distributed_timeout_minutes)

@@ -181,7 +181,7 @@ def test_what_megatron_has_and_we_have_not_is_refused_by_name(
             "--global-batch-size 10 does not divide into microbatches of 2 over 2 pipelines: "
             "make it a multiple of 4",
         ),
-        ("--tensor-model-parallel-size 2", 2, "--tensor-model-parallel-size must be 1"),
+        ("--tensor-model-parallel-size 2", 2, "needs bamboo run --workers-per-node 2, not 1"),
         ("", 1, "use --bamboo-redundancy none or --pipeline-model-parallel-size 2 or more"),
         ("--hidden-size 66", 1, "--hidden-size 66 must be a multiple of --num-attention-heads 4"),
         ("--seq-length 64", 1, "--seq-length 64 needs --max-position-embeddings of at least"),

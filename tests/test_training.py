@@ -43,6 +43,7 @@ def job_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("sys.argv", ["/some/where/my_pretrain.py"])
     monkeypatch.setenv("BAMBOO_PHASE", "prepare")
     monkeypatch.setenv("BAMBOO_NUM_NODES", "4")
+    monkeypatch.setenv("BAMBOO_WORKERS_PER_NODE", "1")
     monkeypatch.setenv("BAMBOO_JOB_DIR", str(tmp_path))
     return tmp_path
 
@@ -98,11 +99,15 @@ def test_a_script_started_alone_says_how_to_start_it(
 def test_a_worker_reads_what_its_agent_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "NODE": "node3",
+        "TENSOR_RANK": "1",
+        "WORKERS_PER_NODE": "2",
         "JOB_DIR": "/job",
         "STORE": "127.0.0.1:99",
         "STORE_DEADLINE": "12.5",
         "INJECT": "iter7:2.0B3",
     }.items():
         monkeypatch.setenv(f"BAMBOO_{name}", value)
-    expected = WorkerEnvironment("node3", Path("/job"), "127.0.0.1:99", 12.5, "iter7:2.0B3")
-    assert WorkerEnvironment.read() == expected
+    address = "127.0.0.1:99"
+    found = WorkerEnvironment.read()
+    assert found == WorkerEnvironment("node3", 1, 2, Path("/job"), address, 12.5, "iter7:2.0B3")
+    assert found.worker == "node3:1"

@@ -1,4 +1,4 @@
-"""The agent of one node: starts its worker, watches it, and ends it.
+"""The agent of one node: starts its workers, watches them, and ends them.
 
 It imports no torch, so that it starts at once and never hangs in a collective. It keeps one
 connection to the coordinator. The end of that connection means the same on both sides: there, that
@@ -41,7 +41,8 @@ class AgentSettings:
     node: str
     store_address: str
     job_dir: Path
-    worker_environment: Mapping[str, str]
+    worker_environments: Mapping[str, Mapping[str, str]]
+    """By worker's name."""
 
 
 StartWorker = Callable[[Mapping[str, str]], WorkerHandle]
@@ -80,10 +81,12 @@ def run_agent(settings: AgentSettings, start_worker: StartWorker) -> NoReturn:
     events = EventLog(settings.job_dir / "events", settings.node)
     try:
         link = _say_hello(settings)
-        worker = start_worker(settings.worker_environment)
-        events.emit("worker_started", pid=worker.pid, agent=os.getpid())
-        _send(link, {"op": "started", "pid": worker.pid})
-        _watch(link, worker, events)
+        workers = {}
+        for name, environment in settings.worker_environments.items():
+            workers[name] = worker = start_worker(environment)
+            events.emit("worker_started", worker=name, pid=worker.pid, agent=os.getpid())
+            _send(link, {"op": "started", "worker": name, "pid": worker.pid})
+        _watch(link, workers, events)
     # Shown in the node's log, before the signal below ends this process.
     except BaseException:
         traceback.print_exc()
@@ -110,24 +113,28 @@ def _say_hello(settings: AgentSettings) -> socket.socket:
     return link
 
 
-def _watch(link: socket.socket, worker: WorkerHandle, events: EventLog) -> None:
-    """Report the worker's end; return when the coordinator says stop or is gone.
+def _watch(link: socket.socket, workers: Mapping[str, WorkerHandle], events: EventLog) -> None:
+    """Report each worker's end; return when the coordinator says stop or is gone.
 
     This wait has no deadline of its own: the coordinator's process ending ends it.
     """
-    exited = os.pidfd_open(worker.pid)
     with selectors.DefaultSelector() as selector:
-        selector.register(link, selectors.EVENT_READ)
-        selector.register(exited, selectors.EVENT_READ)
+        selector.register(link, selectors.EVENT_READ, data="")
+        for name, worker in workers.items():
+            selector.register(os.pidfd_open(worker.pid), selectors.EVENT_READ, data=name)
         while True:
-            ready = {key.fd for key, _ in selector.select()}
-            if exited in ready:
-                status = worker.poll()
-                events.emit("worker_exited", pid=worker.pid, status=status)
-                _send(link, {"op": "exited", "status": status})
-                selector.unregister(exited)
-            if link.fileno() in ready and _is_over(link, events):
-                return
+            for key, _ in selector.select():
+                if key.data:
+                    selector.unregister(key.fileobj)
+                    _report_end(link, key.data, workers[key.data], events)
+                elif _is_over(link, events):
+                    return
+
+
+def _report_end(link: socket.socket, name: str, worker: WorkerHandle, events: EventLog) -> None:
+    status = worker.poll()
+    events.emit("worker_exited", worker=name, pid=worker.pid, status=status)
+    _send(link, {"op": "exited", "worker": name, "status": status})
 
 
 def _is_over(link: socket.socket, events: EventLog) -> bool:

@@ -22,6 +22,7 @@ from megatron_bamboo.membership.decision import (
     parse_record,
 )
 from megatron_bamboo.membership.table import Table
+from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 
@@ -43,7 +44,7 @@ class Coordinator:
 
     def __init__(self, spec: JobSpec, table: Table, events: EventLog, reporter: Reporter) -> None:
         shape = spec.shape
-        self.members = Members(spec.nodes, table, events)
+        self.members = Members(spec.nodes, table, events, shape.tensor_size)
         self._deadlines = spec.deadlines
         self._table = table
         self._events = events
@@ -129,11 +130,11 @@ class Coordinator:
         self._table.set(f"ending/{epoch}", json.dumps({"lost": sorted(lost)}).encode())
         self._events.emit("ending", epoch=epoch, lost=sorted(lost))
         records = await self._gather_records(epoch, lost)
-        for node, record in records.items():
-            if isinstance(record, Fenced):
-                seconds = self._record_seconds(node)
-                self.members.fence(node, f"it left no record within {seconds:g} s")
-                lost = lost | {node}
+        for worker, record in records.items():
+            if isinstance(record, Fenced) and node_of(worker) not in lost:
+                seconds = self._record_seconds(worker)
+                self.members.fence(node_of(worker), f"it left no record within {seconds:g} s")
+                lost = lost | {node_of(worker)}
         decision = None
         if any(isinstance(record, Record) for record in records.values()):
             decision = decide_step(records, self._confirmed(epoch))
@@ -141,33 +142,37 @@ class Coordinator:
         self._reporter.lost({node: self.members.lost[node] for node in lost}, self._plan)
 
     async def _gather_records(self, epoch: int, lost: set[str]) -> dict[str, Record | Fenced]:
-        """Each survivor's record; one that is gone or silent past its time is fenced for good."""
+        """Each surviving worker's record; one that is gone or silent past its time is fenced."""
         members = self.members
         began = time.monotonic()
+        survivors = [node for node in self._plan.nodes if node not in lost]
         until = {
-            node: began + self._record_seconds(node)
-            for node in self._plan.nodes
-            if node not in lost
+            worker: began + self._record_seconds(worker)
+            for worker in members.workers_of(*survivors)
         }
         while awaited := [
-            until[node]
-            for node in until
-            if self._table.get(_record_key(epoch, node)) is None
-            and until[node] > time.monotonic()
-            and node not in members.lost
-            and not members.is_done(node)
+            until[worker]
+            for worker in until
+            if self._table.get(_record_key(epoch, worker)) is None
+            and until[worker] > time.monotonic()
+            and node_of(worker) not in members.lost
+            and not members.is_worker_done(worker)
         ]:
             await self._hear(min(awaited))
-        return {node: self._fill_record(epoch, node) for node in until if not members.is_done(node)}
+        return {
+            worker: self._fill_record(epoch, worker)
+            for worker in until
+            if not members.is_worker_done(worker)
+        }
 
-    def _record_seconds(self, node: str) -> float:
-        is_ready = self._table.get(f"ready/{node}") is not None
+    def _record_seconds(self, worker: str) -> float:
+        is_ready = self._table.get(f"ready/{worker}") is not None
         return self._deadlines.record_seconds if is_ready else self._deadlines.startup_seconds
 
-    def _fill_record(self, epoch: int, node: str) -> Record | Fenced:
-        value = self._table.compare_set(_record_key(epoch, node), None, FENCED_VALUE)
+    def _fill_record(self, epoch: int, worker: str) -> Record | Fenced:
+        value = self._table.compare_set(_record_key(epoch, worker), None, FENCED_VALUE)
         assert value is not None
-        return parse_record(node, value)
+        return parse_record(worker, value)
 
     def _confirmed(self, epoch: int) -> dict[int, StepReport]:
         """The steps that passed in this epoch. What a worker of an older one wrote late is no
@@ -191,5 +196,5 @@ class Coordinator:
             )  # fmt: skip
 
 
-def _record_key(epoch: int, node: str) -> str:
-    return f"record/{epoch}/{node}"
+def _record_key(epoch: int, worker: str) -> str:
+    return f"record/{epoch}/{worker}"

@@ -2,30 +2,38 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from megatron_bamboo.agent.job import JobSpec
+from megatron_bamboo.membership.workers import worker_name
 
 
-def prepare_environment(job_dir: Path, num_nodes: int) -> dict[str, str]:
+def prepare_environment(job_dir: Path, num_nodes: int, workers_per_node: int) -> dict[str, str]:
     """For the one run that checks the options and leaves ``job.json``, before any worker."""
     return {
         **os.environ,
         "BAMBOO_PHASE": "prepare",
         "BAMBOO_NUM_NODES": str(num_nodes),
+        "BAMBOO_WORKERS_PER_NODE": str(workers_per_node),
         "BAMBOO_JOB_DIR": str(job_dir),
     }
 
 
-def worker_environment(spec: JobSpec, node: str, store_address: str) -> Mapping[str, str]:
-    """For a node's worker."""
-    inject = [i.for_worker() for i in spec.injections if i.node == node]
+def worker_environment(
+    spec: JobSpec, node: str, tensor_rank: int, store_address: str
+) -> Mapping[str, str]:
+    """For one of a node's workers. A fault is the first one's to inject: the node dies whole."""
+    inject = [i.for_worker() for i in spec.injections if i.node == node and tensor_rank == 0]
     return {
         **os.environ,
         "BAMBOO_PHASE": "train",
         "BAMBOO_NUM_NODES": str(len(spec.nodes)),
         "BAMBOO_JOB_DIR": str(spec.job_dir),
+        "BAMBOO_WORKERS_PER_NODE": str(spec.shape.tensor_size),
         "BAMBOO_NODE": node,
+        "BAMBOO_TENSOR_RANK": str(tensor_rank),
         "BAMBOO_STORE": store_address,
         "BAMBOO_STORE_DEADLINE": f"{spec.deadlines.store_seconds:g}",
         "BAMBOO_INJECT": inject[0] if inject else "",
@@ -35,3 +43,34 @@ def worker_environment(spec: JobSpec, node: str, store_address: str) -> Mapping[
         # What a worker prints just before it is killed is what one wants to read.
         "PYTHONUNBUFFERED": "1",
     }
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnvironment:
+    """What the launcher tells a worker, read by the worker."""
+
+    node: str
+    tensor_rank: int
+    tensor_size: int
+    job_dir: Path
+    store: str
+    store_deadline_seconds: float
+    inject: str
+
+    @classmethod
+    def read(cls) -> Self:
+        """From the environment that the agent set."""
+        return cls(
+            node=os.environ["BAMBOO_NODE"],
+            tensor_rank=int(os.environ["BAMBOO_TENSOR_RANK"]),
+            tensor_size=int(os.environ["BAMBOO_WORKERS_PER_NODE"]),
+            job_dir=Path(os.environ["BAMBOO_JOB_DIR"]),
+            store=os.environ["BAMBOO_STORE"],
+            store_deadline_seconds=float(os.environ["BAMBOO_STORE_DEADLINE"]),
+            inject=os.environ.get("BAMBOO_INJECT", ""),
+        )
+
+    @property
+    def worker(self) -> str:
+        """This worker's name: its node's, where it is alone there."""
+        return worker_name(self.node, self.tensor_rank, self.tensor_size)

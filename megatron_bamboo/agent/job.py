@@ -24,6 +24,10 @@ class JobShape:
     redundancy: str
     train_iters: int
     global_batch_size: int
+    num_chunks: int = 1
+    """Chunks of one stage."""
+    tensor_size: int = 1
+    """Workers of one node, which share its layers."""
 
     def write(self, job_dir: Path) -> None:
         """Leave the shape where the launcher looks for it."""
@@ -119,7 +123,7 @@ def check_reachable(injection: Injection, shape: JobShape) -> None:
     limits.append(("stage", action.stage, 0, shape.num_stages - 1))
     if action.op not in TAIL_OPS:
         assert action.microbatch is not None and action.chunk is not None
-        limits.append(("chunk", action.chunk, 0, 0))
+        limits.append(("chunk", action.chunk, 0, shape.num_chunks - 1))
         limits.append(("microbatch", action.microbatch, 0, shape.num_microbatches - 1))
     for name, value, lowest, highest in limits:
         if not lowest <= value <= highest:

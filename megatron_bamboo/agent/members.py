@@ -6,18 +6,22 @@ from typing import Any
 
 from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Table
+from megatron_bamboo.membership.workers import workers_of
 from megatron_bamboo.observe.events import EventLog
 
 
 class Members:
     """The nodes of a job; each joins once and then is lost once, or finishes.
 
-    ``news`` is set at every change. A worker that has written ``done/<node>`` has nothing left to
-    lose, however it ends after that.
+    ``news`` is set at every change. A worker that has written ``done/<worker>`` has nothing left
+    to lose, however it ends after that; the loss of any other worker is the loss of its node.
     """
 
-    def __init__(self, nodes: Sequence[str], table: Table, events: EventLog) -> None:
+    def __init__(
+        self, nodes: Sequence[str], table: Table, events: EventLog, tensor_size: int = 1
+    ) -> None:
         self._nodes = tuple(nodes)
+        self._tensor_size = tensor_size
         self._table = table
         self._events = events
         self._links: dict[str, AgentLink] = {}
@@ -36,8 +40,16 @@ class Members:
         return {node: self._links[node].pid for node in self._nodes}
 
     def is_done(self, node: str) -> bool:
-        """Whether a node's worker has finished the whole training."""
-        return self._table.get(f"done/{node}") is not None
+        """Whether all workers of a node have finished the whole training."""
+        return all(map(self.is_worker_done, self.workers_of(node)))
+
+    def is_worker_done(self, worker: str) -> bool:
+        """Whether one worker has finished the whole training."""
+        return self._table.get(f"done/{worker}") is not None
+
+    def workers_of(self, *nodes: str) -> tuple[str, ...]:
+        """The names of the workers of some nodes."""
+        return workers_of(nodes, self._tensor_size)
 
     def fence(self, node: str, cause: str) -> None:
         """Take a node for lost and end it, though it may still run."""
@@ -61,8 +73,12 @@ class Members:
     def heard(self, link: AgentLink, message: Mapping[str, Any]) -> None:
         """An agent reported its worker's start or end."""
         match message:
-            case {"op": "started", "pid": pid}:
-                self._events.emit("worker_started", node=link.node, pid=pid)
+            case {"op": "started", "worker": worker, "pid": pid}:
+                self._events.emit("worker_started", node=link.node, worker=worker, pid=pid)
+            case {"op": "exited", "worker": str(worker)} if self.is_worker_done(
+                worker
+            ) and not self.is_done(link.node):
+                self._events.emit("worker_finished", node=link.node, worker=worker)
             case {"op": "exited", "status": int(status)} if status < 0:
                 self._ended(link.node, f"its worker was ended by signal {-status}")
             case {"op": "exited", "status": status}:

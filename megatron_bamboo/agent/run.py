@@ -45,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits = Deadlines()
     parser.add_argument("--nodes", type=int, required=True, metavar="N", help="nodes to start")
     parser.add_argument(
-        "--workers-per-node", type=int, default=1, metavar="N", help="workers a node (only 1)"
+        "--workers-per-node",
+        type=int,
+        default=1,
+        metavar="N",
+        help="workers a node, which share layers",
     )
     parser.add_argument(
         "--job-dir",
@@ -82,12 +86,12 @@ def run(args: argparse.Namespace) -> int:
     command = [sys.executable, args.script, *args.script_args]
     with _interruptible():
         try:
-            status = _prepare(command, len(nodes), job_dir)
+            status = _prepare(command, len(nodes), args.workers_per_node, job_dir)
             if status != 0:
                 return status
             shape = JobShape.read(job_dir)
             spec = JobSpec(nodes, shape, job_dir, injections, deadlines)
-            _check_shape(spec)
+            _check_shape(spec, args.workers_per_node)
             with _screen(shape.train_iters) as (say, advance):
                 say(f"job folder: {job_dir}")
                 outcome = run_job(spec, forked_node(spawned_worker(command)), say, advance)
@@ -101,8 +105,8 @@ def run(args: argparse.Namespace) -> int:
 def _checked_injections(args: argparse.Namespace, nodes: Sequence[str]) -> tuple[Injection, ...]:
     if not nodes:
         raise UserError(f"--nodes {args.nodes}: start at least one node")
-    if args.workers_per_node != 1:
-        raise UserError(f"--workers-per-node {args.workers_per_node}: only 1 is supported")
+    if args.workers_per_node < 1:
+        raise UserError(f"--workers-per-node {args.workers_per_node}: start at least one worker")
     if not Path(args.script).is_file():
         raise UserError(f"there is no script {args.script}")
     injections = tuple(map(Injection.parse, args.inject))
@@ -135,11 +139,12 @@ def _make_job_dir(wanted: Path | None) -> Path:
     return job_dir
 
 
-def _prepare(command: Sequence[str], num_nodes: int, job_dir: Path) -> int:
+def _prepare(command: Sequence[str], num_nodes: int, workers_per_node: int, job_dir: Path) -> int:
     """Let the script check its options and write the job file; its exit status."""
     (job_dir / JOB_FILE).unlink(missing_ok=True)
     # A session of its own, so that whatever it has started can be ended with it.
-    process = spawn(command, prepare_environment(job_dir, num_nodes), new_session=True)
+    environment = prepare_environment(job_dir, num_nodes, workers_per_node)
+    process = spawn(command, environment, new_session=True)
     try:
         status = process.wait()
     except KeyboardInterrupt:
@@ -153,8 +158,13 @@ def _prepare(command: Sequence[str], num_nodes: int, job_dir: Path) -> int:
     return status
 
 
-def _check_shape(spec: JobSpec) -> None:
+def _check_shape(spec: JobSpec, workers_per_node: int) -> None:
     shape, num_nodes = spec.shape, len(spec.nodes)
+    if workers_per_node != shape.tensor_size:
+        raise UserError(
+            f"--workers-per-node {workers_per_node}: the script's layers are shared by "
+            f"{shape.tensor_size}; give as many"
+        )
     needed = shape.num_stages * shape.num_pipelines
     if num_nodes != needed:
         raise UserError(

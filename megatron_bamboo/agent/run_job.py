@@ -18,6 +18,7 @@ from megatron_bamboo.agent.process import NodeHandle, adopted_orphans, blocked_i
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.membership.store_server import StoreServer
 from megatron_bamboo.membership.table import Table
+from megatron_bamboo.membership.workers import node_of, worker_name
 from megatron_bamboo.observe.events import EventLog, read_events
 from megatron_bamboo.planner.plan import NoHolder
 
@@ -92,7 +93,11 @@ async def _lead(coordinator: Coordinator, server: StoreServer) -> Outcome:
 
 
 def _settings(spec: JobSpec, node: str, address: str) -> AgentSettings:
-    return AgentSettings(node, address, spec.job_dir, worker_environment(spec, node, address))
+    size = spec.shape.tensor_size
+    workers = {
+        worker_name(node, t, size): worker_environment(spec, node, t, address) for t in range(size)
+    }
+    return AgentSettings(node, address, spec.job_dir, workers)
 
 
 def _end(nodes: Sequence[NodeHandle]) -> None:
@@ -114,7 +119,7 @@ def _with_injections(outcome: Outcome, spec: JobSpec) -> Outcome:
 def unreached_injections(job_dir: Path, injections: Sequence[Injection]) -> list[Injection]:
     """The faults whose worker left no kill event."""
     kills = {
-        (event["source"], event["step"], event["action"])
+        (node_of(event["source"]), event["step"], event["action"])
         for event in read_events(job_dir / "events")
         if event["event"] == "kill"
     }

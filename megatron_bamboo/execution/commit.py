@@ -14,7 +14,7 @@ from dataclasses import dataclass
 class CommitLayout:
     """Which slot is whose."""
 
-    units: tuple[str, ...]  # of the whole model, in model order
+    units: tuple[str, ...]  # of the whole model, in model order; a part for each tensor rank
     num_pipelines: int
     num_microbatches: int  # a pipeline
 
@@ -48,9 +48,15 @@ class CommitLayout:
         return len(self.units) + microbatch * self.num_pipelines + pipeline
 
 
-def unit_names(num_layers: int) -> tuple[str, ...]:
-    """The units of a GPT in model order."""
-    return ("embedding", *(f"layer{number}" for number in range(num_layers)), "head")
+def unit_parts(num_layers: int, tensor_size: int) -> tuple[str, ...]:
+    """Each tensor rank's part of each unit of a GPT, in model order."""
+    units = ("embedding", *(f"layer{number}" for number in range(num_layers)), "head")
+    return tuple(unit_part(unit, rank) for unit in units for rank in range(tensor_size))
+
+
+def unit_part(unit: str, tensor_rank: int) -> str:
+    """The name of one tensor rank's part of a unit."""
+    return f"{unit}/{tensor_rank}"
 
 
 def to_hex(vector: Iterable[float]) -> tuple[str, ...]:

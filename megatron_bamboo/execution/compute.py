@@ -59,7 +59,8 @@ class Compute:
         chunk = self._stages[action.stage].chunks[action.chunk]
         input_tensor = self._input(key, schedule, state)
         is_last = schedule.downstream(key, Op.F) is None
-        self._set_context(action, data, state.step)
+        data.select(action.microbatch)
+        self._set_context(action, state.step)
         reported: list[Any] = []
         output, _num_tokens = forward_step(
             forward_step_func,
@@ -87,6 +88,8 @@ class Compute:
         gradient = self._output_gradient(action, schedule, state)
         assert action.chunk is not None
         config = self._stages[action.stage].chunks[action.chunk].config
+        # What is recomputed draws the masks of this microbatch again.
+        self._set_context(action, state.step)
         input_gradient = backward_step(input_tensor, output, gradient, None, config)
         if input_gradient is not None:
             # As it goes over the wire, so that a local neighbour computes the same bits.
@@ -116,10 +119,11 @@ class Compute:
         """A message that an action before this one has waited for."""
         return self._mailbox.take(Message(step, receive), 0.0, lambda: False, "its sender")
 
-    def _set_context(self, action: Action, data: ReplayedIterator, step: int) -> None:
-        assert action.microbatch is not None
-        data.select(action.microbatch)
-        set_current_stage(action.stage, self._layout.num_stages)
+    def _set_context(self, action: Action, step: int) -> None:
+        assert action.chunk is not None and action.microbatch is not None
+        set_current_stage(
+            action.stage, action.chunk, self._layout.num_stages, self._layout.num_chunks
+        )
         self._dropout.step = step
         self._dropout.microbatch = action.microbatch * self._layout.num_pipelines + self._pipeline
 

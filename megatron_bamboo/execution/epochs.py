@@ -11,12 +11,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from megatron_bamboo.execution.errors import DeadlineExceeded
 from megatron_bamboo.execution.ledger import CommitLedger
 from megatron_bamboo.membership.store_client import StoreClient, StoreError, StoreTimeout
+from megatron_bamboo.membership.workers import node_of, workers_of
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.schedule.actions import Action
 from megatron_bamboo.schedule.takeover import Progress
@@ -55,12 +56,25 @@ class StepProgress:
         return cls(int(values["step"]), Progress(done, received))
 
 
+def common_progress(published: Sequence[StepProgress]) -> StepProgress:
+    """What workers that share layers have all done: none may skip what another still needs.
+
+    Where some have begun the next step, nothing of it is done by all.
+    """
+    newest = max(made.step for made in published)
+    made = [one.progress if one.step == newest else Progress() for one in published]
+    done = frozenset.intersection(*(one.done for one in made))
+    received = frozenset.intersection(*(one.received for one in made))
+    return StepProgress(newest, Progress(done, received))
+
+
 @dataclass(frozen=True, slots=True)
 class Handlers:
     """What the control thread asks of the rest of the worker."""
 
     leave_groups: Callable[[int, Collection[str]], None]  # the epoch left, and who is lost
     progress: Callable[[], StepProgress]
+    read_plan: Callable[[bytes], Plan]
     wake: Callable[[], None]
 
 
@@ -68,10 +82,17 @@ class EpochWatch:
     """The plan in force and, from another thread, the next one."""
 
     def __init__(
-        self, client: StoreClient, node: str, plan: Plan, ledger: CommitLedger, handlers: Handlers
+        self,
+        client: StoreClient,
+        worker: str,
+        tensor_size: int,
+        plan: Plan,
+        ledger: CommitLedger,
+        handlers: Handlers,
     ) -> None:
         self._client = client
-        self._node = node
+        self._worker = worker
+        self._tensor_size = tensor_size
         self._ledger = ledger
         self._handlers = handlers
         self._condition = threading.Condition()
@@ -109,23 +130,33 @@ class EpochWatch:
                         f"(epoch {self._newest.epoch})"
                     )
 
-    def progress_of(self, epoch: int, node: str, seconds: float) -> StepProgress | None:
-        """What a survivor published when an epoch ended; None if it was lost before it could.
+    def progress_of(self, epoch: int, worker: str, seconds: float) -> StepProgress | None:
+        """What the workers of a surviving node had all done when an epoch ended.
+
+        None if the node was lost before they could publish it.
 
         Raises:
             DeadlineExceeded: it neither published nor was declared lost.
         """
-        key = f"progress/{epoch}/{node}"
         deadline = time.monotonic() + seconds
+        published = []
+        for one in workers_of([node_of(worker)], self._tensor_size):
+            progress = self._published(f"progress/{epoch}/{one}", worker, deadline)
+            if progress is None:
+                return None
+            published.append(progress)
+        return common_progress(published)
+
+    def _published(self, key: str, worker: str, deadline: float) -> StepProgress | None:
         while time.monotonic() < deadline:
             value = self._client.get(key)
             if value is not None:
                 return StepProgress.from_json(value)
-            if any(node in plan.lost for plan in list(self._pending)):
+            if any(worker in plan.lost for plan in list(self._pending)):
                 return None
             with contextlib.suppress(StoreTimeout):
                 self._client.wait([key], timeout_seconds=0.1)
-        raise DeadlineExceeded(f"{node} did not publish its progress in epoch {epoch}")
+        raise DeadlineExceeded(f"{worker} did not publish {key}")
 
     def close(self) -> None:
         """Stop following; the training is over."""
@@ -148,16 +179,16 @@ class EpochWatch:
             return
         announced = self._client.get(f"ending/{epoch}")
         assert announced is not None
-        lost = json.loads(announced)["lost"]
+        lost = workers_of(json.loads(announced)["lost"], self._tensor_size)
         self._leave(epoch, lost)
         self._client.wait([f"plan/{epoch + 1}"], timeout_seconds=self._client.deadline_seconds)
         published = self._client.get(f"plan/{epoch + 1}")
         assert published is not None
-        plan = Plan.from_json(published)
-        if self._node in plan.lost:
+        plan = self._handlers.read_plan(published)
+        if self._worker in plan.lost:
             self._exit(FENCED_STATUS, f"this node was declared lost in epoch {plan.epoch}")
         # A node that was declared lost while records were gathered is in no announcement.
-        self._handlers.leave_groups(epoch, plan.lost)
+        self._handlers.leave_groups(epoch, workers_of(map(node_of, plan.lost), self._tensor_size))
         self._ledger.decide(plan.decision)
         with self._condition:
             self._newest = plan
@@ -170,13 +201,13 @@ class EpochWatch:
         self._handlers.leave_groups(epoch, lost)
         # Progress first: who reads the plan, which needs every record, finds all progress there.
         self._client.set(
-            f"progress/{epoch}/{self._node}", self._handlers.progress().to_json().encode()
+            f"progress/{epoch}/{self._worker}", self._handlers.progress().to_json().encode()
         )
-        held = self._client.compare_set(f"record/{epoch}/{self._node}", None, record)
+        held = self._client.compare_set(f"record/{epoch}/{self._worker}", None, record)
         if held != record:
             self._exit(FENCED_STATUS, f"this node was fenced in epoch {epoch}")
 
     def _exit(self, status: int, reason: str) -> None:
         """End at once, without applying or writing anything more."""
-        logger.error("%s: %s", self._node, reason)
+        logger.error("%s: %s", self._worker, reason)
         os._exit(status)

@@ -32,6 +32,7 @@ from megatron_bamboo.execution.registry import (
 from megatron_bamboo.execution.step_state import StepState
 from megatron_bamboo.execution.tail import Tail
 from megatron_bamboo.execution.transport import Expected, TensorShape, Transport
+from megatron_bamboo.execution.turnstile import Turnstile
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.schedule.actions import (
@@ -45,6 +46,8 @@ from megatron_bamboo.schedule.actions import (
 from megatron_bamboo.schedule.takeover import Progress
 
 _LOGGED_AS_DONE = COMPUTE_OPS | SEND_OPS
+# Workers that share layers compute together, and sum what sequence parallelism has split.
+_JOINT = COMPUTE_OPS | {Op.REDUCE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Shapes:
 class Parts:
     """What an executor is made of; wired in ``training.py``."""
 
-    node: str
+    worker: str
     layout: Layout
     compute: Compute
     tail: Tail
@@ -70,6 +73,7 @@ class Parts:
     events: EventLog
     shapes: Shapes
     before_action: Callable[[Action, int], None]  # fault injection
+    turnstile: Turnstile | None  # where several workers share layers
     wait_seconds: float
 
 
@@ -193,6 +197,7 @@ class Executor:
             self._parts.before_action(action, self._state.step)
             start = time.monotonic()
             try:
+                self._meet(action)
                 self._perform[action.op](action)
             except EpochEnded:
                 continue
@@ -203,6 +208,15 @@ class Executor:
             if action.op in _LOGGED_AS_DONE:
                 self._state.done.append(action)
             self._log(action, start)
+
+    def _meet(self, action: Action) -> None:
+        """Where workers share layers, enter the actions in which they meet together or not."""
+        turnstile, watch = self._parts.turnstile, self._watch
+        if turnstile is None or action.op not in _JOINT:
+            return
+        assert watch is not None
+        what = f"{action} of step {self._state.step} in epoch {self._plan.epoch}"
+        turnstile.pass_together(what, watch.has_pending)
 
     def _follow_plans(self) -> None:
         watch = self._watch
@@ -254,7 +268,8 @@ class Executor:
 
     def _join(self, plan: Plan) -> None:
         parts, view = self._parts, self._view
-        groups = memberships(plan, parts.node, view.num_chunks, view.tied)
+        size = parts.layout.tensor_size
+        groups = memberships(plan, parts.worker, view.num_chunks, view.tied, size)
         parts.registry.update(plan.epoch, groups)
         view.set_pipeline(plan.pipelines[view.number])
         parts.transport.connect(view.neighbours())
@@ -314,7 +329,7 @@ class Executor:
         """Let the channels receive what the program waits for, in its order."""
         self._parts.transport.expect(
             Expected(Message(self._state.step, action), self._view.sender_of(action), shape)
-            for action in self._queue
+            for action in (*self._view.remaining(), *self._view.tail())
             if (shape := self._shape_of(action)) is not None
         )
 
@@ -324,7 +339,7 @@ class Executor:
                 return self._parts.shapes.activation
             case Op.RECV_REFRESH:
                 return self._parts.shapes.refresh[action.stage]
-            case Op.TIE if self._view.sender_of(action) != self._parts.node:
+            case Op.TIE if self._view.sender_of(action) != self._parts.worker:
                 return self._parts.shapes.tied
             case _:
                 return None
@@ -347,7 +362,7 @@ class Executor:
         events.emit("epoch", epoch=plan.epoch, step=step, lost=plan.lost, seconds=seconds)
         stages = zip(before.pipelines[number].stages, self._view.pipeline.stages, strict=True)
         for stage, (victim, shadow) in enumerate(stages):
-            if victim != shadow == self._parts.node:
+            if victim != shadow == self._parts.worker:
                 events.emit(
                     "takeover",
                     stage=stage,

@@ -47,7 +47,7 @@ class Group(Protocol):
 # How often a waiting collective looks whether its group was released, and how long after that it
 # may take to fail by itself: it does so within milliseconds.
 _SLICE = timedelta(milliseconds=50)
-_GIVE_UP_SECONDS = 0.5
+GIVE_UP_SECONDS = 0.5
 
 # Only the search for a new listening socket needs it: no rendezvous happens inside.
 _device_lock = threading.Lock()
@@ -105,7 +105,7 @@ class GlooGroup:
         """
         while not work.is_completed():
             released = self._released_at
-            if released is not None and time.monotonic() > released + _GIVE_UP_SECONDS:
+            if released is not None and time.monotonic() > released + GIVE_UP_SECONDS:
                 self._give_up()
                 raise PeerLost(self.members, f"all-reduce in {self.name}", None)
             with contextlib.suppress(RuntimeError):  # it takes longer, or has failed: see below

@@ -1,10 +1,14 @@
-"""Process groups of one member, which is all that a worker's model parts need.
+"""The process groups of a worker's model parts, none of which leaves the node.
 
 Megatron-core's modules, buffers and optimizers take their groups as one object. Everything that
-crosses workers is done by this project's executor on groups of its own, so these have one member,
-and no world group spans the job: a world could not lose a member.
+crosses nodes is done by this project's executor on groups of its own, so these have one member, or
+the workers of one node, which share layers. No world group spans the job: a world could not lose
+a member.
 """
 
+from datetime import timedelta
+
+import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 
@@ -15,12 +19,37 @@ _MEMBERSHIPS = (
 )
 
 
-def single_member_groups() -> ProcessGroupCollection:
-    """A collection whose groups all hold this process alone."""
+def model_groups(tensor_group: dist.ProcessGroup | None = None) -> ProcessGroupCollection:
+    """The groups of a worker's model parts: all hold this process alone, but for the tensor
+    group if there are several workers on the node."""
     if not dist.is_initialized():
         # Helpers of Megatron ask the default group for rank and size: a world of one.
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     groups = ProcessGroupCollection()
     for name in _MEMBERSHIPS:
         setattr(groups, name, dist.group.WORLD)
+    if tensor_group is not None:
+        groups.tp = tensor_group
     return groups
+
+
+def make_tensor_group(
+    store: dist.Store, tensor_rank: int, tensor_size: int, timeout: timedelta
+) -> dist.ProcessGroup:
+    """The workers of one node, which share its layers and live and die together."""
+    # The functions of torch.distributed that Megatron's layers call want a group with backends.
+    group = dist.ProcessGroup(store, tensor_rank, tensor_size)
+    if torch.cuda.is_available():
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = timeout
+        backend = dist.ProcessGroupNCCL(store, tensor_rank, tensor_size, nccl)
+        device, kind = torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL
+    else:
+        gloo = dist.ProcessGroupGloo._Options()
+        gloo._timeout = timeout
+        gloo._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
+        backend = dist.ProcessGroupGloo(store, tensor_rank, tensor_size, gloo)
+        device, kind = torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO
+    group._register_backend(device, kind, backend)
+    group._set_default_backend(kind)
+    return group

@@ -66,11 +66,6 @@ class Mailbox:
         with self._condition:
             return frozenset(m.receive for m in self._messages if m.step == step)
 
-    def holds(self, message: Message) -> bool:
-        """Whether a message has arrived."""
-        with self._condition:
-            return message in self._messages
-
     def forget_until(self, step: int) -> None:
         """Drop the messages of a step and of those before it."""
         with self._condition:

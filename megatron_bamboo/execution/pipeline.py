@@ -11,8 +11,9 @@ from megatron_bamboo.execution.epochs import StepProgress
 from megatron_bamboo.execution.registry import neighbours
 from megatron_bamboo.planner.plan import PipelinePlan, Plan
 from megatron_bamboo.schedule.actions import Action, Op
+from megatron_bamboo.schedule.costs import Costs
+from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.lower import lower
-from megatron_bamboo.schedule.one_f_one_b import one_f_one_b
 from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy
 from megatron_bamboo.schedule.schedule import Program, Schedule, count_promoted
 from megatron_bamboo.schedule.tail import tail_program
@@ -36,16 +37,22 @@ class PipelineView:
     """The pipeline that one worker belongs to, as it stands."""
 
     def __init__(
-        self, node: str, plan: Plan, layout: Layout, redundancy: Redundancy, tied: bool
+        self,
+        node: str,
+        plan: Plan,
+        layout: Layout,
+        redundancy: Redundancy,
+        costs: Costs,
+        tied: bool,
     ) -> None:
         self.node = node
         self.number = plan.pipeline_of(node)
         self.pipeline = plan.pipelines[self.number]
         self.rank = self.pipeline.rank_of(node)
         self.tied = tied and layout.num_stages > 1
-        self.num_chunks = 1
-        compute = one_f_one_b(layout.num_stages, layout.num_microbatches)
-        self._steady = lower(add_redundancy(compute, redundancy))
+        self.num_chunks = layout.num_chunks
+        compute = compute_schedule(layout.num_stages, layout.num_chunks, layout.num_microbatches)
+        self._steady = lower(add_redundancy(compute, redundancy, costs))
         self.in_force = self._steady
         self._losses: list[_Loss] = []  # since the last step began
 
@@ -69,7 +76,7 @@ class PipelineView:
         """The tail under the placement in force."""
         return tail_program(self.in_force, self.rank, self.tied)
 
-    def remaining(self, done: Sequence[Action]) -> Program:
+    def remaining(self, done: Sequence[Action] = ()) -> Program:
         """What takeovers left for this worker, without tail and without what it has done since."""
         finished = count_promoted(self.in_force, done)
         return tuple(

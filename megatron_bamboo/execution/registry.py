@@ -15,6 +15,7 @@ from datetime import timedelta
 from megatron_bamboo.execution.errors import PeerLost
 from megatron_bamboo.execution.groups import Group, make_group
 from megatron_bamboo.membership.torch_store import BambooStore
+from megatron_bamboo.membership.workers import node_of, workers_of
 from megatron_bamboo.planner.plan import PipelinePlan, Plan
 
 COMMIT_GROUP = "commit"
@@ -55,15 +56,20 @@ def neighbours(pipeline: PipelinePlan, node: str, num_chunks: int, tied: bool) -
     return frozenset(near - {node})
 
 
-def memberships(plan: Plan, node: str, num_chunks: int, tied: bool) -> dict[str, tuple[str, ...]]:
-    """The members of every group that a node is in under a plan; groups of one are left out."""
-    pipeline = plan.pipelines[plan.pipeline_of(node)]
-    groups = {COMMIT_GROUP: plan.nodes}
+def memberships(
+    plan: Plan, worker: str, num_chunks: int, tied: bool, tensor_size: int
+) -> dict[str, tuple[str, ...]]:
+    """The members of every group that a worker is in under a plan; groups of one are left out.
+
+    ``plan`` is that of the worker's tensor rank; the commit is among the workers of all of them.
+    """
+    pipeline = plan.pipelines[plan.pipeline_of(worker)]
+    groups = {COMMIT_GROUP: workers_of(map(node_of, plan.nodes), tensor_size)}
     for stage, primary in enumerate(pipeline.stages):
-        if primary == node:
+        if primary == worker:
             groups[stage_group(stage)] = tuple(pipe.stages[stage] for pipe in plan.pipelines)
-    for peer in neighbours(pipeline, node, num_chunks, tied):
-        groups[pair_group(node, peer)] = tuple(sorted((node, peer)))
+    for peer in neighbours(pipeline, worker, num_chunks, tied):
+        groups[pair_group(worker, peer)] = tuple(sorted((worker, peer)))
     return {name: members for name, members in groups.items() if len(members) > 1}
 
 
@@ -109,7 +115,9 @@ class GroupRegistry:
             if membership is None:
                 return None
             self._refuse_over(name, membership)
-            store = self._make_store(f"group/{membership.since}/{name}/")
+            # The first member tells apart the groups of one name of different tensor ranks.
+            key = f"group/{membership.since}/{name}/{membership.members[0]}/"
+            store = self._make_store(key)
             self._forming[name] = (membership, store)
         try:
             group = make_group(store, name, membership.members, self._node, self._timeout)

@@ -11,7 +11,7 @@ import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import Tensor
 
-from megatron_bamboo.execution.commit import CommitLayout
+from megatron_bamboo.execution.commit import CommitLayout, unit_part
 from megatron_bamboo.execution.errors import TrainingError
 from megatron_bamboo.execution.ledger import CommitLedger
 from megatron_bamboo.execution.mailbox import Message
@@ -39,6 +39,7 @@ class Tail:
         ledger: CommitLedger,
         scheduler: OptimizerParamScheduler,
         batch_size: int,
+        tensor_rank: int,
     ) -> None:
         self._node = node
         self._pipeline = pipeline
@@ -49,6 +50,7 @@ class Tail:
         self._ledger = ledger
         self._scheduler = scheduler
         self._batch_size = batch_size
+        self._tensor_rank = tensor_rank
 
     def reduce(self, stage_number: int, state: StepState) -> None:
         """Sum a stage's gradients over its primaries, unit by unit, out of place."""
@@ -58,11 +60,12 @@ class Tail:
         stage = self._stages[stage_number]
         for unit in stage.units.values():
             unit.reduced.copy_(unit.gradient)
+            stage.sum_sequence_parallel(unit)
             if group is not None:
                 group.all_reduce(unit.reduced)
         state.reduced_in[stage_number] = group
         state.tied.discard(stage_number)
-        if stage.tied is not None:
+        if stage.is_tied:
             state.role_gradients[stage_number] = stage.tied_gradient().clone()
 
     def send_tie(self, stage_number: int, pipeline: PipelinePlan, state: StepState) -> None:
@@ -146,8 +149,12 @@ class Tail:
         if self._pipeline == 0:
             for number in own:
                 stage = self._stages[number]
-                norms |= {unit.name: stage.squared_norm(unit) for unit in stage.units.values()}
-        losses = state.losses if len(pipeline.stages) - 1 in own else {}
+                norms |= {
+                    unit_part(unit.name, self._tensor_rank): stage.squared_norm(unit)
+                    for unit in stage.units.values()
+                }
+        has_losses = len(pipeline.stages) - 1 in own and self._tensor_rank == 0
+        losses = state.losses if has_losses else {}
         return self._layout.fill(norms, self._pipeline, losses)
 
     def _send_once(self, peer: str, message: Message, tensor: Tensor, state: StepState) -> None:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from megatron_bamboo.execution.errors import PeerLost
-from megatron_bamboo.execution.groups import Group
+from megatron_bamboo.execution.groups import GIVE_UP_SECONDS, Group
 from megatron_bamboo.execution.mailbox import Mailbox, Message
-from megatron_bamboo.schedule.actions import RECEIVE_OPS, Op
+from megatron_bamboo.schedule.actions import Op
 
 # A tag has 31 bits and must tell apart all messages that can be under way on one channel. Two
 # steps next to each other can overlap, more cannot, since a commit lies between them.
@@ -85,7 +85,8 @@ class Channel:
         self._group: Group | None = None
         self._unsent: list[tuple[Message, Tensor]] = []
         self._under_way: list[tuple[object, Tensor]] = []
-        self._broken = False
+        self._broken = False  # a sign of a loss: nothing more is sent
+        self._closed = False  # the peer is lost: nothing more is taken
         self._thread = threading.Thread(
             target=self._run, args=(make_group,), name=f"channel-{peer}", daemon=True
         )
@@ -113,12 +114,13 @@ class Channel:
     def close(self) -> None:
         """Leave the channel for good; when this returns nothing arrives any more."""
         with self._lock:
-            self._broken = True
+            self._broken = self._closed = True
             group = self._group
         self._expected.put(None)
         if group is not None:
             group.release()
-            self._thread.join()
+            # A wait that gloo does not end is left behind; what it brings is dropped.
+            self._thread.join(GIVE_UP_SECONDS)
         # Without a group the thread is in the rendezvous, and ends when it finds itself broken.
 
     def _run(self, make_group: Callable[[], Group]) -> None:
@@ -142,8 +144,10 @@ class Channel:
         tensor = expected.shape.empty()
         group.receive(tensor, self.peer, tag_of(expected.message))
         with self._lock:
+            if self._closed:
+                return
             self.bytes_received += tensor.nbytes
-        self._mailbox.put(expected.message, tensor)
+            self._mailbox.put(expected.message, tensor)
 
     def _break(self) -> None:
         with self._lock:
@@ -221,17 +225,17 @@ class Transport:
             self._traffic[channel.peer] = (channel.bytes_sent, channel.bytes_received)
 
     def expect(self, expected: Iterable[Expected]) -> None:
-        """Receive these messages in this order, except what will not come or is expected already.
+        """Receive these messages in this order, except what is expected already.
 
-        What a lost node was to send is expected anew when the next plan says from whom.
+        What a lost node was to send is expected anew when the next plan says from whom, also if it
+        is here: a message that nobody receives would stay in the channel's way.
         """
         for one in expected:
             with self._lock:
                 channel = self._channels.get(one.sender)
-                if channel is None or one.message in self._expected or self._comes_no_more(one):
-                    continue
-                self._expected[one.message] = one.sender
-                channel.expect(one)
+                if channel is not None and one.message not in self._expected:
+                    self._expected[one.message] = one.sender
+                    channel.expect(one)
 
     def send(self, peer: str, message: Message, tensor: Tensor) -> None:
         """Start sending a message; to a lost node nothing is sent, the log has it."""
@@ -258,14 +262,6 @@ class Transport:
                 for peer, channel in self._channels.items()
             }
         return dict(sorted((self._traffic | open_now).items()))
-
-    def _comes_no_more(self, one: Expected) -> bool:
-        """Whether a message is here and its sender knows that it need not send it.
-
-        Progress tells of forwards and backwards alone. A message of the tail comes again from who
-        took over its sender's stage; left in the channel, it would meet a later step's receive.
-        """
-        return one.message.receive.op in RECEIVE_OPS and self.mailbox.holds(one.message)
 
     def _maker(self, peer: str) -> Callable[[], Group]:
         return lambda: self._make_group(peer)

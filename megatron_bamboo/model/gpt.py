@@ -18,12 +18,13 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
-from megatron_bamboo.config import ModelOptions
+from megatron_bamboo.config import Layout, ModelOptions, ParallelOptions
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.model.local_norm import LocalNorm
 from megatron_bamboo.model.randomness import DropoutSeeds, derive_seed
 
 # Parameters whose initial values Megatron scales by 1/sqrt(2 x layers).
@@ -39,14 +40,21 @@ class ChunkPlace:
     is_last: bool
 
 
-def place_of_stage(stage: int, num_stages: int, num_layers: int) -> ChunkPlace:
-    """The chunk of one stage when the layers are cut into equal parts."""
-    per_stage = num_layers // num_stages
-    layers = range(stage * per_stage, (stage + 1) * per_stage)
-    return ChunkPlace(layers, stage == 0, stage == num_stages - 1)
+def places_of_stage(stage: int, layout: Layout, num_layers: int) -> tuple[ChunkPlace, ...]:
+    """The chunks of one stage when the layers are cut into equal parts.
+
+    Chunk c of stage s is virtual stage c * stages + s, as in Megatron's interleaving.
+    """
+    num_virtual = layout.num_stages * layout.num_chunks
+    per_chunk = num_layers // num_virtual
+    virtual_stages = range(stage, num_virtual, layout.num_stages)
+    return tuple(
+        ChunkPlace(range(v * per_chunk, (v + 1) * per_chunk), v == 0, v == num_virtual - 1)
+        for v in virtual_stages
+    )
 
 
-def transformer_config(options: ModelOptions) -> TransformerConfig:
+def transformer_config(options: ModelOptions, parallel: ParallelOptions) -> TransformerConfig:
     """Megatron's configuration of one worker's layers.
 
     The pipeline size is 1 here: stages are this project's, Megatron sees a model part.
@@ -67,6 +75,11 @@ def transformer_config(options: ModelOptions) -> TransformerConfig:
         init_method_std=options.init_method_std,
         use_cpu_initialization=not on_gpu,
         pipeline_dtype=torch.float32,
+        recompute_granularity=options.recompute_granularity,
+        recompute_method=options.recompute_method,
+        recompute_num_layers=options.recompute_num_layers,
+        tensor_model_parallel_size=parallel.tensor_model_parallel_size,
+        sequence_parallel=parallel.sequence_parallel,
         # Fusions are CUDA kernels; an output that is being sent must not be freed early.
         bias_dropout_fusion=False,
         bias_activation_fusion=False,
@@ -79,16 +92,18 @@ def transformer_config(options: ModelOptions) -> TransformerConfig:
     )
 
 
-def prepare_process() -> None:
+def prepare_process(tensor_group: ProcessGroup) -> None:
     """The little that Megatron's layers still read from global state; once a process."""
     if parallel_state._GLOBAL_MEMORY_BUFFER is None:
         parallel_state._set_global_memory_buffer()
-    parallel_state.set_tensor_model_parallel_world_size(1)
-    parallel_state.set_tensor_model_parallel_rank(0)
+    parallel_state._TENSOR_MODEL_PARALLEL_GROUP = tensor_group
+    parallel_state.set_tensor_model_parallel_world_size(tensor_group.size())
+    parallel_state.set_tensor_model_parallel_rank(tensor_group.rank())
 
 
 def build_chunk(
     options: ModelOptions,
+    parallel: ParallelOptions,
     place: ChunkPlace,
     vocab_size: int,
     seed: int,
@@ -99,11 +114,10 @@ def build_chunk(
 
     Args:
         vocab_size: padded size of the vocabulary.
-        groups: process groups of one member each.
+        groups: the workers that share these layers, and otherwise groups of one member.
         dropout: reseeds the generators before each unit's forward pass.
     """
-    parallel_state._TENSOR_MODEL_PARALLEL_GROUP = groups.tp
-    config = transformer_config(options)
+    config = transformer_config(options, parallel)
     # On a GPU the module is made there; on a CPU the factories of model/cpu.py answer.
     chunk = GPTModel(
         config=config,
@@ -122,7 +136,7 @@ def build_chunk(
         layer.layer_number = number + 1
     shared = _shared_weight(chunk)
     for unit, parts in units_of(chunk, place).items():
-        _initialize(unit, parts, shared, config, seed)
+        _initialize(unit, parts, shared, config, seed, groups.tp)
     _attach_dropout(chunk, place, dropout)
     return chunk
 
@@ -167,7 +181,9 @@ def _block_spec(
 
         spec, norm = get_gpt_layer_with_transformer_engine_spec(), TENorm
     else:
-        spec, norm = get_gpt_layer_local_spec(normalization=options.normalization), WrappedTorchNorm
+        spec, norm = get_gpt_layer_local_spec(normalization=options.normalization), LocalNorm
+        spec.submodules.input_layernorm = LocalNorm
+        spec.submodules.pre_mlp_layernorm = LocalNorm
     return TransformerBlockSubmodules(layer_specs=[spec] * len(place.layers), layer_norm=norm)
 
 
@@ -187,6 +203,7 @@ def _initialize(
     shared: nn.Parameter | None,
     config: TransformerConfig,
     seed: int,
+    tensor_group: ProcessGroup,
 ) -> None:
     for name, parameter in parts.named_parameters():
         if parameter.dim() < 2:
@@ -197,10 +214,31 @@ def _initialize(
         is_output = name.endswith(_RESIDUAL_OUTPUTS)
         method = config.output_layer_init_method if is_output else config.init_method
         with torch.no_grad():
-            method(parameter)
+            whole = torch.empty(_whole_shape(parameter, tensor_group.size()), device="cpu")
+            method(whole)
+            parameter.copy_(_own_part(whole, parameter, tensor_group))
+
+
+def _whole_shape(parameter: nn.Parameter, tensor_size: int) -> list[int]:
+    """The shape of a weight over all workers that share it."""
+    shape = list(parameter.shape)
+    if getattr(parameter, "tensor_model_parallel", False):
+        shape[parameter.partition_dim] *= tensor_size
+    return shape
+
+
+def _own_part(whole: Tensor, parameter: nn.Parameter, tensor_group: ProcessGroup) -> Tensor:
+    """This worker's part of a weight, cut as Megatron-core's ``_initialize_affine_weight_cpu``."""
+    if not getattr(parameter, "tensor_model_parallel", False):
+        return whole
+    dim, stride = parameter.partition_dim, parameter.partition_stride
+    pieces = whole.split(parameter.shape[dim] // stride, dim=dim)
+    return torch.cat(pieces[tensor_group.rank() :: tensor_group.size()], dim=dim)
 
 
 def _attach_dropout(chunk: GPTModel, place: ChunkPlace, dropout: DropoutSeeds) -> None:
+    # With sequence parallelism a block turns to the tracker's generator before its first layer.
+    dropout.attach("block", chunk.decoder)
     for unit, parts in units_of(chunk, place).items():
         if unit != "head":  # the head has no dropout
             (module,) = parts.values()

@@ -30,6 +30,7 @@ class DropoutSeeds:
     """
 
     seed: int
+    tensor_rank: int = 0
     step: int = 0
     microbatch: int = 0
     enabled: bool = True
@@ -40,14 +41,22 @@ class DropoutSeeds:
 
         def reseed(_module: nn.Module, _args: object) -> None:
             if self.enabled and _module.training:
-                _seed_generators(derive_seed(self.seed, self.step, self.microbatch, unit))
+                seed = derive_seed(self.seed, self.step, self.microbatch, unit)
+                _seed_generators(seed, self.tensor_rank)
 
         self._hooks.append(module.register_forward_pre_hook(reseed))
 
 
-def _seed_generators(seed: int) -> None:
-    torch.manual_seed(seed)
+def _seed_generators(seed: int, tensor_rank: int) -> None:
+    """Seed both generators: what workers that share a layer draw alike, and what each its part of.
+
+    With sequence parallelism Megatron runs a whole block on the second one; there only it counts.
+    """
+    apart = derive_seed(seed, "tensor-parallel", tensor_rank)
     tracker = get_cuda_rng_tracker()
+    if tracker._current_state_name == _MODEL_PARALLEL_RNG_TRACKER_NAME:
+        torch.manual_seed(apart)
+        return
+    torch.manual_seed(seed)
     tracker.reset()
-    # Tensor-parallel regions draw from a generator of their own, also where there is one rank.
-    tracker.add(_MODEL_PARALLEL_RNG_TRACKER_NAME, derive_seed(seed, "tensor-parallel", 0))
+    tracker.add(_MODEL_PARALLEL_RNG_TRACKER_NAME, apart)

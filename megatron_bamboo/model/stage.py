@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import (
@@ -25,10 +26,17 @@ from megatron.core.optimizer import (
 )
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from torch import Tensor, nn
 
 from megatron_bamboo.config import Layout, OptimizerOptions, Options
-from megatron_bamboo.model.gpt import ChunkPlace, build_chunk, place_of_stage, tied_weight, units_of
+from megatron_bamboo.model.gpt import (
+    ChunkPlace,
+    build_chunk,
+    places_of_stage,
+    tied_weight,
+    units_of,
+)
 from megatron_bamboo.model.randomness import DropoutSeeds
 
 
@@ -64,17 +72,22 @@ class Stage:
     def __init__(
         self,
         number: int,
-        chunk: GPTModel,
-        place: ChunkPlace,
+        chunks: Mapping[ChunkPlace, GPTModel],
         options: OptimizerOptions,
         groups: ProcessGroupCollection,
     ) -> None:
         self.number = number
-        self.chunks = (chunk,)
-        self.place = place
-        self.tied = tied_weight(chunk, place)
-        self.reduced, self.units = _make_units(chunk, place, options, groups)
+        self.chunks = tuple(chunks.values())
+        self.reduced, self.units = _make_units(chunks, options, groups)
         self._clip = options.clip_grad
+        self._tensor_group = groups.tp
+        roles = [(place, tied_weight(chunk, place)) for place, chunk in chunks.items()]
+        self._tied = next(((place, w) for place, w in roles if w is not None), None)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether a weight of this stage has a copy on another one."""
+        return self._tied is not None
 
     def start_step(self) -> None:
         """Forget the gradients of the step before."""
@@ -85,15 +98,31 @@ class Stage:
 
     def tied_gradient(self) -> Tensor:
         """The part of the reduced gradient that belongs to the tied weight's copy here."""
-        tied, name = self.tied, "embedding" if self.place.is_first else "head"
-        assert tied is not None, f"stage {self.number} has no role of a tied weight"
-        return self.units[name].reduced_part(tied)
+        assert self._tied is not None, f"stage {self.number} has no role of a tied weight"
+        place, weight = self._tied
+        return self.units["embedding" if place.is_first else "head"].reduced_part(weight)
+
+    def sum_sequence_parallel(self, unit: Unit) -> None:
+        """Add up what each tensor rank has of the gradients of norms and biases, in ``reduced``.
+
+        With sequence parallelism each saw only its part of the sequence (as Megatron-core's
+        ``_allreduce_non_tensor_model_parallel_grads``).
+        """
+        for _name, parameter in unit.named_parameters():
+            if getattr(parameter, "sequence_parallel", False):
+                dist.all_reduce(unit.reduced_part(parameter), group=self._tensor_group)
 
     def squared_norm(self, unit: Unit) -> float:
-        """Sum of squares of a unit's reduced gradient; a tied weight counts in the embedding."""
+        """Sum of squares of a unit's reduced gradient, each parameter counted once in the model.
+
+        A tied weight counts in the embedding, what all tensor ranks hold alike in the first one.
+        """
         total = 0.0
         for _name, parameter in unit.named_parameters():
-            if parameter is self.tied and not self.place.is_first:
+            is_tied = self._tied is not None and parameter is self._tied[1]
+            if is_tied and unit.name != "embedding":
+                continue
+            if not param_is_not_tensor_parallel_duplicate(parameter, self._tensor_group):
                 continue
             total += float(torch.linalg.vector_norm(unit.reduced_part(parameter))) ** 2
         return total
@@ -127,9 +156,15 @@ def build_stage(
     dropout: DropoutSeeds,
 ) -> Stage:
     """Build a stage with its initial weights, the same on every worker that holds it."""
-    place = place_of_stage(number, layout.num_stages, options.model.num_layers)
-    chunk = build_chunk(options.model, place, vocab_size, options.training.seed, groups, dropout)
-    return Stage(number, chunk, place, options.optimizer, groups)
+    places = places_of_stage(number, layout, options.model.num_layers)
+    seed = options.training.seed
+    chunks = {
+        place: build_chunk(
+            options.model, options.parallel, place, vocab_size, seed, groups, dropout
+        )
+        for place in places
+    }
+    return Stage(number, chunks, options.optimizer, groups)
 
 
 def build_scheduler(
@@ -154,13 +189,14 @@ def build_scheduler(
 
 
 def _make_units(
-    chunk: GPTModel, place: ChunkPlace, options: OptimizerOptions, groups: ProcessGroupCollection
+    chunks: Mapping[ChunkPlace, GPTModel], options: OptimizerOptions, groups: ProcessGroupCollection
 ) -> tuple[Tensor, dict[str, Unit]]:
-    """The units of a chunk, their reduced gradients being parts of one flat tensor."""
+    """The units of a stage, their reduced gradients being parts of one flat tensor."""
     buffers = {
         name: DistributedDataParallel(
             chunk.config, DistributedDataParallelConfig(), modules, pg_collection=groups
         )
+        for place, chunk in chunks.items()
         for name, modules in units_of(chunk, place).items()
     }
     sizes = [buffer.buffers[0].grad_data.numel() for buffer in buffers.values()]

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from megatron_bamboo.membership.decision import StepDecision
+from megatron_bamboo.membership.workers import worker_name
 
 
 class NoHolder(Exception):
@@ -73,6 +74,26 @@ class Plan:
     def pipeline_of(self, node: str) -> int:
         """The pipeline that a node belongs to, dead or alive."""
         return next(i for i, pipe in enumerate(self.pipelines) if node in pipe.ranks)
+
+    def for_tensor_rank(self, tensor_rank: int, tensor_size: int) -> "Plan":
+        """The same plan among the workers of one tensor rank, by their names.
+
+        They exchange messages and reduce gradients among themselves, so that to a worker its job
+        looks like one of nodes with one worker each.
+        """
+
+        def name(node: str) -> str:
+            return worker_name(node, tensor_rank, tensor_size)
+
+        pipelines = tuple(
+            PipelinePlan(
+                stages=tuple(map(name, pipe.stages)),
+                replicas=tuple(None if n is None else name(n) for n in pipe.replicas),
+                ranks=tuple(map(name, pipe.ranks)),
+            )
+            for pipe in self.pipelines
+        )
+        return replace(self, pipelines=pipelines, lost=tuple(map(name, self.lost)))
 
     def to_json(self) -> str:
         """The value of ``plan/<epoch>``."""

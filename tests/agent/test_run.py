@@ -241,7 +241,7 @@ REFUSED = [
         (),
         "node1 can die only once",
     ),
-    (("--workers-per-node", "2"), (), "--workers-per-node 2: only 1 is supported"),
+    (("--workers-per-node", "2"), (), "--workers-per-node 2: the script's layers are shared by 1"),
     (("--record-deadline", "0"), (), "--record-deadline must be more than 0 seconds"),
     ((), ("--stages", "2"), "1 pipelines of 2 stages need 2 nodes, not --nodes 3"),
     ((), ("--prepare", "silent"), "the script left no usable"),

@@ -153,7 +153,9 @@ def _copy_initial_weights(
     for name in local_groups._MEMBERSHIPS:
         setattr(alone, name, parallel_state.get_tensor_model_parallel_group())
     seed = options.training.seed
-    source = build_chunk(options.model, place, vocab_size, seed, alone, DropoutSeeds(seed))
+    source = build_chunk(
+        options.model, options.parallel, place, vocab_size, seed, alone, DropoutSeeds(seed)
+    )
     weights = dict(_named(source, place))
     with torch.no_grad():
         for name, parameter in _named(module, place):

@@ -40,7 +40,7 @@ def fail_to_train(job: Job, expected: str) -> None:
 def _run(job: Job, work: Callable[[], int]) -> Outcome:
     job_dir = Path(job.folder) / "job"
     job_dir.mkdir()
-    os.environ.update(prepare_environment(job_dir, job.num_workers))
+    os.environ.update(prepare_environment(job_dir, job.num_workers, 1))
     assert pretrain(forward_step, job.flags) == 0
     nodes = tuple(f"node{number}" for number in range(job.num_workers))
     spec = JobSpec(nodes, JobShape.read(job_dir), job_dir, deadlines=DEADLINES)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from gpt_parts import Gpt, make_options
 
-from megatron_bamboo.execution.local_groups import single_member_groups
+from megatron_bamboo.execution.local_groups import model_groups
 from megatron_bamboo.model import cpu
 from megatron_bamboo.model.gpt import prepare_process
 
@@ -19,8 +19,7 @@ def process() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     cpu.install()
-    prepare_process()
-    single_member_groups()
+    prepare_process(model_groups().tp)
     yield
     dist.destroy_process_group()
     torch.set_num_threads(threads)
@@ -29,4 +28,4 @@ def process() -> Iterator[None]:
 @pytest.fixture
 def gpt(tmp_path: Path) -> MakeGpt:
     """Makes a GPT from some flags."""
-    return lambda flags="": Gpt(make_options(tmp_path, flags), single_member_groups())
+    return lambda flags="": Gpt(make_options(tmp_path, flags), model_groups())

@@ -50,7 +50,8 @@ class Gpt:
         """A chunk of these layers."""
         seed = self.options.training.seed
         seeds = dropout or DropoutSeeds(seed)
-        return build_chunk(self.options.model, place, VOCAB_SIZE, seed, self.groups, seeds)
+        model, parallel = self.options.model, self.options.parallel
+        return build_chunk(model, parallel, place, VOCAB_SIZE, seed, self.groups, seeds)
 
     def weights(self, place: ChunkPlace) -> dict[str, Tensor]:
         """The initial weights of a chunk as ``unit/parameter``."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gpt_parts import LAYERS, Gpt, cut, losses_of, random_tokens
 
-from megatron_bamboo.execution.commit import unit_names
+from megatron_bamboo.execution.commit import unit_parts
 from megatron_bamboo.model.gpt import tied_weight, units_of
 
 MakeGpt = Callable[..., Gpt]
@@ -22,7 +22,7 @@ def whole(gpt: Gpt, num_parts: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("num_parts", [1, 2, 4])
 def test_the_units_of_all_chunks_are_the_models(gpt: MakeGpt, num_parts: int) -> None:
     units = [unit for place in cut(num_parts) for unit in units_of(gpt().chunk(place), place)]
-    assert tuple(units) == unit_names(LAYERS)
+    assert tuple(f"{unit}/0" for unit in units) == unit_parts(LAYERS, tensor_size=1)
 
 
 def test_names_are_the_same_in_every_cut(gpt: MakeGpt) -> None:

@@ -142,7 +142,7 @@ def _prepare_and_run(request: JobRequest, lines: list[str]) -> Outcome:
 
 
 def _prepare(request: JobRequest) -> int:
-    os.environ.update(prepare_environment(request.job_dir, request.num_nodes))
+    os.environ.update(prepare_environment(request.job_dir, request.num_nodes, 1))
     return _pretrain(request)
 
 
