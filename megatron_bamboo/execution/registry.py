@@ -9,6 +9,7 @@ wait for that may be the ones that it waits for.
 
 import threading
 from collections.abc import Callable, Collection, Set
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -73,6 +74,54 @@ def memberships(
     return {name: members for name, members in groups.items() if len(members) > 1}
 
 
+class _Formation:
+    """A group that is being made, in a thread of its own.
+
+    gloo tries to connect to a member that has died after it published its address until the
+    group's timeout, and nothing ends that. So whoever waits for the group can be released without
+    it; a group that is made after all is left at once.
+    """
+
+    def __init__(self, make: Callable[[], Group], store: BambooStore) -> None:
+        self._make = make
+        self._store = store
+        self._lock = threading.Lock()
+        self._outcome: Future[Group] = Future()
+        threading.Thread(target=self._run, name="formation", daemon=True).start()
+
+    def wait(self) -> Group:
+        """The group, once it is made; making it has a deadline of its own.
+
+        Raises:
+            PeerLost: a member did not come, or is lost.
+        """
+        return self._outcome.result()
+
+    def give_up(self, members: tuple[str, ...]) -> None:
+        """Release whoever waits."""
+        self._store.cancel()
+        with self._lock:
+            if not self._outcome.done():
+                self._outcome.set_exception(PeerLost(members, "making a group", None))
+
+    def _run(self) -> None:
+        try:
+            group = self._make()
+        except BaseException as error:  # it is raised where the group is waited for
+            self._fail(error)
+            return
+        with self._lock:
+            if not self._outcome.done():
+                self._outcome.set_result(group)
+                return
+        group.release()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if not self._outcome.done():
+                self._outcome.set_exception(error)
+
+
 class GroupRegistry:
     """The groups of one worker; safe to use from several threads."""
 
@@ -85,7 +134,7 @@ class GroupRegistry:
         self._lock = threading.Lock()
         self._memberships: dict[str, Membership] = {}
         self._groups: dict[str, tuple[Group, BambooStore]] = {}
-        self._forming: dict[str, tuple[Membership, BambooStore]] = {}
+        self._forming: dict[str, tuple[Membership, _Formation]] = {}
         self._lost: set[str] = set()
         self._left_epoch = -1
 
@@ -118,9 +167,13 @@ class GroupRegistry:
             # The first member tells apart the groups of one name of different tensor ranks.
             key = f"group/{membership.since}/{name}/{membership.members[0]}/"
             store = self._make_store(key)
-            self._forming[name] = (membership, store)
+            formation = _Formation(
+                lambda: make_group(store, name, membership.members, self._node, self._timeout),
+                store,
+            )
+            self._forming[name] = (membership, formation)
         try:
-            group = make_group(store, name, membership.members, self._node, self._timeout)
+            group = formation.wait()
         finally:
             with self._lock:
                 del self._forming[name]
@@ -132,9 +185,9 @@ class GroupRegistry:
         with self._lock:
             self._lost |= set(lost)
             self._left_epoch = max(self._left_epoch, epoch)
-            for name, (membership, store) in self._forming.items():
+            for name, (membership, formation) in self._forming.items():
                 if self._is_over(name, membership):
-                    store.cancel()
+                    formation.give_up(membership.members)
             self._drop(lambda name, members: not _is_pair(name) or bool(self._lost & members))
 
     def close(self) -> None:

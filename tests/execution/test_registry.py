@@ -1,0 +1,128 @@
+"""The groups of one worker, and its release from a group that can never be made."""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from megatron_bamboo.execution import registry
+from megatron_bamboo.execution.errors import PeerLost
+from megatron_bamboo.execution.registry import COMMIT_GROUP, GroupRegistry, memberships
+from megatron_bamboo.planner.plan import initial_plan, plan_after_loss
+
+NODES = tuple(f"node{number}" for number in range(6))
+MEMBERS = ("node0", "node1")
+
+
+class FakeStore:
+    """A store that only says whether it was cancelled."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+class FakeGroup:
+    """A group that only says whether it was released."""
+
+    def __init__(self, name: str, members: tuple[str, ...]) -> None:
+        self.name = name
+        self.members = members
+        self.released = threading.Event()
+
+    def release(self) -> None:
+        self.released.set()
+
+
+MakeGroup = Callable[..., FakeGroup]
+
+
+def made_by(monkeypatch: pytest.MonkeyPatch, make: MakeGroup) -> GroupRegistry:
+    monkeypatch.setattr(registry, "make_group", make)
+    groups = GroupRegistry("node0", lambda prefix: FakeStore(), timedelta(seconds=60))
+    groups.update(0, {"stage0": MEMBERS, "pair/node0+node1": MEMBERS, "pair/node0+node2": MEMBERS})
+    return groups
+
+
+def make_at_once(store: FakeStore, name: str, members: tuple[str, ...], *_: object) -> FakeGroup:
+    return FakeGroup(name, members)
+
+
+def test_a_group_that_is_never_made_releases_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on, late = threading.Event(), []
+
+    def connect_to_the_dead(
+        store: FakeStore, name: str, members: tuple[str, ...], *_: object
+    ) -> FakeGroup:
+        may_go_on.wait(30)
+        late.append(FakeGroup(name, members))
+        return late[0]
+
+    groups = made_by(monkeypatch, connect_to_the_dead)
+    leaving = threading.Timer(0.1, lambda: groups.leave(0, ["node1"]))
+    leaving.start()
+    begin = time.monotonic()
+    with pytest.raises(PeerLost):
+        groups.get("stage0")
+    assert time.monotonic() - begin < 10
+    may_go_on.set()
+    while not late:
+        time.sleep(0.01)
+    assert late[0].released.wait(10)
+
+
+def test_a_failure_to_make_a_group_is_raised_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> FakeGroup:
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        made_by(monkeypatch, fail).get("stage0")
+
+
+def test_a_worker_that_is_alone_has_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert made_by(monkeypatch, make_at_once).get("stage5") is None
+
+
+def test_a_group_of_a_lost_node_is_no_group_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = made_by(monkeypatch, make_at_once)
+    groups.leave(0, ["node1"])
+    with pytest.raises(PeerLost):
+        groups.get("pair/node0+node1")
+
+
+def test_collectives_end_with_their_epoch_and_pairs_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = made_by(monkeypatch, make_at_once)
+    stage, pair = groups.get("stage0"), groups.get("pair/node0+node1")
+    groups.leave(0, ["node9"])
+    assert isinstance(stage, FakeGroup) and isinstance(pair, FakeGroup)
+    assert stage.released.is_set() and not pair.released.is_set()
+    with pytest.raises(PeerLost):
+        groups.get("stage0")
+    groups.update(1, {"stage0": MEMBERS, "pair/node0+node1": MEMBERS})
+    assert groups.get("stage0") is not stage
+    assert groups.get("pair/node0+node1") is pair
+
+
+def test_all_members_compute_the_same_groups() -> None:
+    plan = initial_plan(NODES, 3, 4, "lazy")
+    for later in (plan, plan_after_loss(plan, {"node4"}, None)):
+        seen = {node: memberships(later, node, 1, True, 1) for node in later.nodes}
+        for node, groups in seen.items():
+            for name, members in groups.items():
+                assert node in members
+                assert all(seen[member][name] == members for member in members)
+
+
+def test_the_commit_is_among_all_workers_of_all_tensor_ranks() -> None:
+    plan = initial_plan(NODES[:2], 2, 4, "lazy")
+    for rank in (0, 1):
+        own = plan.for_tensor_rank(rank, 2)
+        groups = memberships(own, f"node0:{rank}", 1, True, 2)
+        assert groups[COMMIT_GROUP] == ("node0:0", "node0:1", "node1:0", "node1:1")
+        assert groups[f"pair/node0:{rank}+node1:{rank}"] == (f"node0:{rank}", f"node1:{rank}")
