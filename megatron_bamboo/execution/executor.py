@@ -243,17 +243,21 @@ class Executor:
         assert self._view.in_force.placement == self._view.pipeline.placement()
         if self._queue:
             self._queue = deque(self._remaining(hit=bool(victims)))
-            self._expect()
+            if not self._is_passed():  # else nothing more is sent in this step
+                self._expect()
         self._log_takeover(before, plan, start)
 
     def _remaining(self, hit: bool) -> Iterator[Action]:
         """What is left of the step under the new plan."""
-        if self._parts.ledger.passed_vector(self._state.step) is not None:
+        if self._is_passed():
             yield from (action for action in self._view.tail() if action.op is Op.STEP)
             return
         compute = self._view.remaining(self._state.done) if hit else self._queue
         yield from (action for action in compute if action.op not in TAIL_OPS)
         yield from self._view.tail()
+
+    def _is_passed(self) -> bool:
+        return self._parts.ledger.passed_vector(self._state.step) is not None
 
     def _published_progress(self, plan: Plan) -> dict[int, StepProgress]:
         """By rank, what the survivors of this pipeline published when the epoch ended."""
