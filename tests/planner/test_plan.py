@@ -79,3 +79,26 @@ def test_a_plan_comes_back_exactly() -> None:
         assert Plan.from_json(plan.to_json()) == plan
     with pytest.raises((TypeError, ValueError)):
         Plan.from_json(start().to_json().replace('"reason"', '"season"'))
+
+
+def test_the_plan_of_a_tensor_rank_names_its_workers() -> None:
+    plan = plan_after_loss(start(), {"node2"}, DECISION)
+    own = plan.for_tensor_rank(1, 2)
+    first = own.pipelines[0]
+    assert first.stages == ("node0:1", "node1:1", "node1:1", "node3:1")
+    assert first.replicas == ("node3:1", "node0:1", None, None)
+    assert first.ranks == ("node0:1", "node1:1", "node2:1", "node3:1")
+    assert first.placement() == plan.pipelines[0].placement()
+    assert own.lost == ("node2:1",)
+    assert (own.epoch, own.microbatches, own.decision) == (1, plan.microbatches, DECISION)
+    assert own.pipeline_of("node5:1") == plan.pipeline_of("node5")
+
+
+def test_with_one_worker_a_node_the_plan_is_the_same() -> None:
+    plan = plan_after_loss(start(), {"node2"}, DECISION)
+    assert plan.for_tensor_rank(0, 1) == plan
+
+
+def test_plans_of_tensor_ranks_share_no_worker() -> None:
+    names = [set(start().for_tensor_rank(rank, 3).nodes) for rank in range(3)]
+    assert len(set.union(*names)) == sum(map(len, names)) == 3 * len(NODES)

@@ -1,0 +1,72 @@
+"""The slots of the commit vector, their exact text, and sums in one order."""
+
+import itertools
+import math
+
+import pytest
+
+from megatron_bamboo.execution.commit import CommitLayout, from_hex, to_hex, unit_parts
+
+UNITS = ("embedding", "layer0", "head")
+LAYOUT = CommitLayout(UNITS, num_pipelines=2, num_microbatches=3)
+
+
+def added(contributions: list[list[float]]) -> list[float]:
+    return [math.fsum(slots) for slots in zip(*contributions, strict=True)]
+
+
+def test_every_unit_and_every_loss_has_a_slot_of_its_own() -> None:
+    filled = [LAYOUT.fill({unit: 1.0}, 0, {}) for unit in UNITS]
+    filled += [LAYOUT.fill({}, p, {m: 1.0}) for m in range(3) for p in range(2)]
+    assert LAYOUT.size == len(filled) == 9
+    assert [slots.index(1.0) for slots in filled] == list(range(9))
+    assert all(sum(slots) == 1.0 and len(slots) == 9 for slots in filled)
+
+
+def test_a_unit_of_another_model_is_refused() -> None:
+    with pytest.raises(ValueError):
+        LAYOUT.fill({"layer1": 1.0}, 0, {})
+
+
+def test_it_does_not_matter_who_holds_what() -> None:
+    norms = {"embedding": 0.1, "layer0": 0.2, "head": 0.3}
+    losses = [{0: 7.1, 1: 7.2, 2: 7.3}, {0: 8.1, 1: 8.2, 2: 8.3}]
+    apart = added(
+        [
+            *(LAYOUT.fill({unit: norms[unit]}, 0, {}) for unit in UNITS),
+            *(LAYOUT.fill({}, pipeline, losses[pipeline]) for pipeline in range(2)),
+        ]
+    )
+    together = added([LAYOUT.fill(norms, 0, losses[0]), LAYOUT.fill({}, 1, losses[1])])
+    assert apart == together
+    assert LAYOUT.gradient_norm(apart) == math.sqrt(0.1 + 0.2 + 0.3)
+    assert LAYOUT.loss(apart) == (7.1 + 8.1 + 7.2 + 8.2 + 7.3 + 8.3) / 6
+
+
+def test_sums_are_made_from_the_first_slot_to_the_last() -> None:
+    values = (1e16, 1.0, -1e16)
+    sums = {math.sqrt(abs((a + b) + c)) for a, b, c in itertools.permutations(values)}
+    assert len(sums) > 1, "the order must matter here"
+    vector = (*values, 1e16, 1.0, -1e16, 1.0, 0.0, 0.0)
+    assert LAYOUT.gradient_norm(vector) == 0.0
+    assert LAYOUT.loss(vector) == 1 / 6
+
+
+def test_losses_stand_in_the_order_of_global_microbatches() -> None:
+    vector = added([LAYOUT.fill({}, p, {m: m * 2.0 + p for m in range(3)}) for p in range(2)])
+    assert vector[len(UNITS) :] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_text_keeps_every_bit() -> None:
+    vector = (0.1, -0.0, 1e-320, 1.7976931348623157e308, math.inf)
+    assert from_hex(to_hex(vector)) == vector
+    assert math.copysign(1.0, from_hex(to_hex(vector))[1]) == -1.0
+    assert math.isnan(from_hex(to_hex([math.nan]))[0])
+    assert to_hex([0.1]) == ("0x1.999999999999ap-4",)
+
+
+def test_parts_of_units_are_in_model_order_and_differ() -> None:
+    parts = unit_parts(num_layers=11, tensor_size=2)
+    assert len(set(parts)) == len(parts) == 26
+    assert parts[:4] == ("embedding/0", "embedding/1", "layer0/0", "layer0/1")
+    assert parts[-4:] == ("layer10/0", "layer10/1", "head/0", "head/1")
