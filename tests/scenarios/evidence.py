@@ -12,6 +12,7 @@ from forked_jobs import FinishedJob, last_words
 from tiny_gpt import Shape
 from work_done import work_complaints
 
+from megatron_bamboo.membership.workers import node_of, workers_of
 from megatron_bamboo.observe.compare import compare_runs, format_comparison
 
 # Everything that a run may leave. A checkpoint folder is not among it.
@@ -68,15 +69,15 @@ def _processes(job: FinishedJob, expected: Expected) -> Iterator[str]:
     if job.result.left_behind:
         yield f"left behind: {job.result.left_behind}"
     notes = job.identities()
-    workers = {(e["source"], e["pid"]) for e in job.events("worker_started") if "agent" in e}
-    for number in range(expected.shape.num_nodes):
-        node = f"node{number}"
+    workers = {(e["worker"], e["pid"]) for e in job.events("worker_started") if "agent" in e}
+    nodes = [f"node{number}" for number in range(expected.shape.num_nodes)]
+    for node in workers_of(nodes, expected.shape.tensor_size):
         own = {
             event: [(e["pid"], e["start_ticks"]) for e in notes
                     if (e["event"], e["source"]) == (event, node)]
             for event in ("started", "ended")
         }  # fmt: skip
-        ended = [] if node in expected.victims else own["started"]
+        ended = [] if node_of(node) in expected.victims else own["started"]
         if len(own["started"]) != 1 or own["ended"] != ended:
             yield f"{node} started as {own['started']} and ended as {own['ended']}"
         if [pid for name, pid in workers if name == node] != [pid for pid, _ in own["started"]]:
@@ -90,8 +91,11 @@ def _takeovers(job: FinishedJob, expected: Expected) -> Iterator[str]:
         pipeline, stage = expected.shape.place(victim)
         shadow = expected.shape.node(pipeline, (stage - 1) % expected.shape.num_stages)
         wanted.append((victim, shadow, pipeline, stage))
-    events = job.events("takeover")
-    found = [(e["victim"], e["shadow"], e["pipeline"], e["stage"]) for e in events]
+    found = [
+        (node_of(e["victim"]), node_of(e["shadow"]), e["pipeline"], e["stage"])
+        for e in job.events("takeover")
+    ]
+    wanted *= expected.shape.tensor_size
     if sorted(found) != sorted(wanted):
         yield f"takeovers {found}, not {wanted}"
 
@@ -99,11 +103,12 @@ def _takeovers(job: FinishedJob, expected: Expected) -> Iterator[str]:
 def _state_files(job: FinishedJob, expected: Expected) -> Iterator[str]:
     """Every live holder has written what it holds: a loss costs one stage its replica twice."""
     shape, copies = expected.shape, 1 if expected.redundancy == "none" else 2
-    wanted = copies * shape.num_nodes - 2 * len(expected.victims)
+    wanted = (copies * shape.num_nodes - 2 * len(expected.victims)) * shape.tensor_size
+    primaries = shape.num_nodes * shape.tensor_size
     names = sorted(path.name for path in (job.job_dir / "state").iterdir())
     by_role = Counter(name.rpartition("-")[2] for name in names)
-    if len(names) != wanted or by_role["primary.safetensors"] != shape.num_nodes:
-        yield f"state files {names}, not {wanted} with {shape.num_nodes} primaries"
+    if len(names) != wanted or by_role["primary.safetensors"] != primaries:
+        yield f"state files {names}, not {wanted} with {primaries} primaries"
 
 
 def _differences(job: FinishedJob, undisturbed: Path) -> Iterator[str]:

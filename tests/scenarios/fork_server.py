@@ -25,7 +25,7 @@ from job_request import JobRequest, JobResult
 from tiny_gpt import prepare_text
 
 from megatron_bamboo.agent.agent import forked_node, forked_worker
-from megatron_bamboo.agent.environment import prepare_environment
+from megatron_bamboo.agent.environment import WorkerEnvironment, prepare_environment
 from megatron_bamboo.agent.job import Deadlines, Injection, JobShape, JobSpec
 from megatron_bamboo.agent.process import adopted_orphans, fork
 from megatron_bamboo.agent.run_job import Outcome, Status, run_job
@@ -142,13 +142,15 @@ def _prepare_and_run(request: JobRequest, lines: list[str]) -> Outcome:
 
 
 def _prepare(request: JobRequest) -> int:
-    os.environ.update(prepare_environment(request.job_dir, request.num_nodes, 1))
+    os.environ.update(
+        prepare_environment(request.job_dir, request.num_nodes, request.workers_per_node)
+    )
     return _pretrain(request)
 
 
 def _work(request: JobRequest) -> int:
     """Be a worker; note which process it was, at its start and at its end."""
-    notes = EventLog(Path(request.folder) / "processes", os.environ["BAMBOO_NODE"])
+    notes = EventLog(Path(request.folder) / "processes", WorkerEnvironment.read().worker)
     notes.emit("started", **_identity())
     status = _pretrain(request)
     notes.emit("ended", **_identity())

@@ -16,6 +16,7 @@ class JobRequest:
     num_nodes: int
     flags: tuple[str, ...]
     injections: tuple[str, ...] = ()
+    workers_per_node: int = 1
 
     @property
     def job_dir(self) -> Path:

@@ -14,15 +14,36 @@ from megatron_bamboo.data.corpus import documents
 NUM_DOCUMENTS = 12
 SEQUENCE_LENGTH = 16
 
+FULL_RECOMPUTATION = (
+    *("--recompute-granularity", "full", "--recompute-method", "uniform"),
+    *("--recompute-num-layers", "1"),
+)
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "": (),
+    "untied-rope": (
+        "--untie-embeddings-and-output-weights",
+        *("--position-embedding-type", "rope"),
+    ),
+    "recompute": FULL_RECOMPUTATION,
+    "recompute-attention": ("--recompute-granularity", "selective"),
+    "sequence-parallel": ("--sequence-parallel", *FULL_RECOMPUTATION),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """P stages, D pipelines, M microbatches in each; node numbers go pipeline by pipeline."""
+    """P stages, D pipelines, M microbatches in each; node numbers go pipeline by pipeline.
+
+    ``variant`` names what is not as by default: flags of its own, see ``VARIANTS``.
+    """
 
     num_stages: int
     num_pipelines: int
     num_microbatches: int = 4
     num_steps: int = 7
+    variant: str = ""
+    num_chunks: int = 1
+    tensor_size: int = 1
 
     @property
     def num_nodes(self) -> int:
@@ -39,7 +60,11 @@ class Shape:
 
     def __str__(self) -> str:
         sizes = f"P{self.num_stages}-D{self.num_pipelines}-M{self.num_microbatches}"
-        return f"{sizes}-{self.num_steps}steps"
+        more = [f"C{self.num_chunks}"] * (self.num_chunks > 1)
+        more += [f"T{self.tensor_size}"] * (self.tensor_size > 1) + [self.variant] * bool(
+            self.variant
+        )
+        return "-".join([sizes, f"{self.num_steps}steps", *more])
 
 
 def prepare_text(folder: Path) -> None:
@@ -57,7 +82,9 @@ def prepare_text(folder: Path) -> None:
 def flags(data: Path, shape: Shape, redundancy: str) -> tuple[str, ...]:
     """Megatron's flags; dropout, tied embeddings and clipping are on, as by default."""
     values = {
-        "num-layers": shape.num_stages,
+        "num-layers": shape.num_stages * shape.num_chunks,
+        "num-layers-per-virtual-pipeline-stage": 1,
+        "tensor-model-parallel-size": shape.tensor_size,
         "hidden-size": 32,
         "num-attention-heads": 2,
         "seq-length": SEQUENCE_LENGTH,
@@ -73,14 +100,16 @@ def flags(data: Path, shape: Shape, redundancy: str) -> tuple[str, ...]:
         "distributed-timeout-minutes": 0.75,
         "bamboo-redundancy": redundancy,
     }
-    return (*(w for name, v in values.items() for w in (f"--{name}", str(v))), *_vocabulary(data))
+    words = [w for name, v in values.items() for w in (f"--{name}", str(v))]
+    return (*words, *VARIANTS[shape.variant], *_vocabulary(data))
 
 
 def request(
     folder: Path, data: Path, shape: Shape, redundancy: str, injections: tuple[str, ...] = ()
 ) -> JobRequest:
     """One job of this GPT."""
-    return JobRequest(str(folder), shape.num_nodes, flags(data, shape, redundancy), injections)
+    words = flags(data, shape, redundancy)
+    return JobRequest(str(folder), shape.num_nodes, words, injections, shape.tensor_size)
 
 
 def _vocabulary(folder: Path) -> list[str]:

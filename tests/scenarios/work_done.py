@@ -1,5 +1,6 @@
 """Who computed what, from the event log: nothing is computed twice but what only a victim had."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from forked_jobs import FinishedJob
 from tiny_gpt import Shape
 
+from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, Action, Op
 
 
@@ -21,7 +23,8 @@ class Moved:
     """Whether the victim's gradient of that step was lost with it."""
 
 
-Work = Counter[tuple[str, Op, int, int]]  # by node, operation, stage, microbatch
+# By node, operation, stage, chunk, microbatch. What one worker of a node does all of them do.
+Work = Counter[tuple[str, Op, int, int, int]]
 
 
 def work_complaints(
@@ -51,19 +54,19 @@ class _Step:
     moved: list[Moved]
 
     def complaints(self, work: Work) -> Iterator[str]:
-        for (node, op, stage, microbatch), times in work.items():
+        for (node, op, stage, chunk, microbatch), times in work.items():
             if times > 1:
-                yield f"{node} ran {stage}.0{op}{microbatch} {times} times"
-        for stage in range(self.shape.num_stages):
-            for microbatch in range(self.shape.num_microbatches):
-                yield from self._complain_about(stage, microbatch, work)
+                yield f"{node} ran {stage}.{chunk}{op}{microbatch} {times} times"
+        sizes = (self.shape.num_stages, self.shape.num_chunks, self.shape.num_microbatches)
+        for stage, chunk, microbatch in itertools.product(*map(range, sizes)):
+            yield from self._complain_about(stage, chunk, microbatch, work)
 
-    def _complain_about(self, stage: int, microbatch: int, work: Work) -> Iterator[str]:
+    def _complain_about(self, stage: int, chunk: int, microbatch: int, work: Work) -> Iterator[str]:
         """Lost nodes count for nothing from the step of their loss on: what they alone had is
         to be done again, by the shadow alone."""
         gone = {move.victim for move in self.moved if move.step <= self.step}
         ran = {
-            op: {node for node, *what in work if what == [op, stage, microbatch]} - gone
+            op: {node for node, *what in work if what == [op, stage, chunk, microbatch]} - gone
             for op in COMPUTE_OPS
         }
         move = next((move for move in self.moved if move.stage == stage), None)
@@ -90,8 +93,9 @@ class _Step:
             move.step <= self.step and move.stage in (stage, (stage - 1) % self.shape.num_stages)
             for move in self.moved
         )
-        wanted = {shadow} if self.redundancy == "eager" else set()
-        if not by <= wanted or (by != wanted and not touched):
+        allowed = {shadow} if self.redundancy in ("eager", "bubble") else set()
+        some_may_lack = touched or self.redundancy == "bubble"  # where no gap holds it
+        if not by <= allowed or (by != allowed and not some_may_lack):
             yield f"redundant forward of stage {stage}, microbatch {microbatch} by {sorted(by)}"
 
     def _node(self, stage: int) -> str:
@@ -100,13 +104,15 @@ class _Step:
 
 def _work_by_step(job: FinishedJob) -> Mapping[tuple[int, int], Work]:
     works: dict[tuple[int, int], Work] = {}
+    is_shared = job.request.workers_per_node > 1
     for event in job.events("action"):
         action = Action.parse(event["action"])
-        if action.op not in COMPUTE_OPS:
+        if action.op not in COMPUTE_OPS or not event["source"].endswith(("", ":0")[is_shared]):
             continue
-        assert action.microbatch is not None
+        assert action.microbatch is not None and action.chunk is not None
         work = works.setdefault((event["pipeline"], event["step"]), Counter())
-        work[(event["source"], action.op, action.stage, action.microbatch)] += 1
+        node = node_of(event["source"])
+        work[(node, action.op, action.stage, action.chunk, action.microbatch)] += 1
     return works
 
 
@@ -117,6 +123,6 @@ def _moved_stages(job: FinishedJob) -> dict[int, list[Moved]]:
     for e in job.events("takeover"):
         must_redo = e["in_step"] and (e["epoch"], e["step"]) not in applied
         moved.setdefault(e["pipeline"], []).append(
-            Moved(e["stage"], e["victim"], e["step"], must_redo)
+            Moved(e["stage"], node_of(e["victim"]), e["step"], must_redo)
         )
     return moved

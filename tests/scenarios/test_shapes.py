@@ -1,0 +1,34 @@
+"""Losses in shapes that are not the plain one: chunks, shared layers, recomputation."""
+
+import pytest
+from scenario_runner import ScenarioRunner
+from tiny_gpt import Shape
+
+pytestmark = pytest.mark.multiprocess
+
+INTERLEAVED = Shape(3, 1, num_steps=4, num_chunks=2)
+SHARED = Shape(2, 1, 2, num_steps=4, tensor_size=2)
+ALL_AT_ONCE = Shape(2, 2, 3, num_steps=4, variant="sequence-parallel", num_chunks=2, tensor_size=2)
+
+CASES = [
+    (INTERLEAVED, "lazy", "node0@iter2:0.1B1"),
+    (INTERLEAVED, "eager", "node1@iter2:1.0B2"),
+    (INTERLEAVED, "bubble", "node2@iter2:2.1F3"),
+    # Fewer microbatches than stages, and a remainder: Megatron refuses both.
+    (Shape(3, 2, 2, num_steps=4, num_chunks=2), "eager", "node3@iter2:0.1SEND_F1"),
+    (Shape(2, 1, 5, num_steps=4, num_chunks=2), "lazy", "node1@iter2:1.0RECV_F4"),
+    (SHARED, "lazy", "node0@iter2:0.0B1"),
+    (SHARED, "eager", "node1@iter2:1.0F1"),
+    (ALL_AT_ONCE, "bubble", "node2@iter2:0.1B1"),
+    (Shape(3, 1, num_steps=4, variant="untied-rope"), "lazy", "node2@iter2:2.0B1"),
+    (Shape(2, 1, num_steps=4, variant="recompute"), "eager", "node0@iter2:0.0B1"),
+    (Shape(2, 1, num_steps=4, variant="recompute-attention"), "lazy", "node1@iter2:1.0B3"),
+]
+
+
+@pytest.mark.parametrize(("shape", "redundancy", "injection"), CASES, ids=lambda value: str(value))
+def test_a_loss_changes_no_bit_in_any_shape(
+    scenarios: ScenarioRunner, shape: Shape, redundancy: str, injection: str
+) -> None:
+    victim = injection.partition("@")[0]
+    assert scenarios.survive(shape, redundancy, [victim], injection) == []
