@@ -207,10 +207,12 @@ class Transport:
         self._expected: dict[Message, str] = {}
         self._lost: set[str] = set()
         self._traffic: dict[str, tuple[int, int]] = {}
+        self._copies_may_be_under_way = False
 
     def connect(self, peers: Iterable[str]) -> None:
-        """Open a channel to each peer that has none and is not lost."""
+        """Follow a plan: open a channel to each of its peers that has none and is not lost."""
         with self._lock:
+            self._copies_may_be_under_way = True
             for peer in sorted(set(peers) - self._channels.keys() - self._lost):
                 self._channels[peer] = Channel(peer, self._maker(peer), self.mailbox)
 
@@ -247,10 +249,18 @@ class Transport:
         channel.send(message, tensor)
 
     def finish_step(self, step: int) -> None:
-        """Forget a step whose commit has passed."""
+        """Forget a step whose commit has passed.
+
+        Under a new plan some messages are sent to a worker that has them already and does not wait
+        for the copy. One that is forgotten before its receiver's channel comes to it never comes,
+        and all behind it wait. So the first step keeps what it sent until the next, whose messages
+        have come behind the copies.
+        """
         with self._lock:
-            for channel in self._channels.values():
-                channel.finish_sends()
+            if not self._copies_may_be_under_way:
+                for channel in self._channels.values():
+                    channel.finish_sends()
+            self._copies_may_be_under_way = False
             self.mailbox.forget_until(step)
             self._expected = {m: p for m, p in self._expected.items() if m.step > step}
 
