@@ -36,7 +36,7 @@ JOB=(
     pretrain_gpt_bamboo.py
     --num-layers 8 --hidden-size 64 --num-attention-heads 4
     --seq-length 64 --max-position-embeddings 64
-    --pipeline-model-parallel-size 4
+    --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1
     --micro-batch-size 1 --global-batch-size 16
     --train-iters 40 --lr 3e-3 --lr-warmup-iters 4 --clip-grad 1.0 --seed 1234
     --data-path "$DATA/corpus_text_document" --split 100,0,0

@@ -164,6 +164,10 @@ def build_stage(
         )
         for place in places
     }
+    if layout.num_chunks > 1:
+        # What Megatron's users ask a chunk of an interleaved model for.
+        for index, chunk in enumerate(chunks.values()):
+            chunk.vp_stage = index
     return Stage(number, chunks, options.optimizer, groups)
 
 

@@ -5,7 +5,7 @@ does what Megatron-LM's ``pretrain`` does with a GPT on a pipeline.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from megatron.core.optimizer import (
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.pipeline_parallel.schedules import (
+    forward_backward_pipelining_with_interleaving,
     forward_backward_pipelining_without_interleaving,
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -38,15 +39,19 @@ from torch import nn
 from trained_stages import Job, StageTensors, save_stage
 from user_script import forward_step
 
-from megatron_bamboo.config import ModelOptions, Options
+from megatron_bamboo.config import Layout, ModelOptions, Options
 from megatron_bamboo.data.gpt_dataset import TrainDataOptions, build_train_dataset, collate
 from megatron_bamboo.data.tokenizer import GPT2BPETokenizer, padded_vocab_size
 from megatron_bamboo.execution import local_groups
 from megatron_bamboo.model import cpu
-from megatron_bamboo.model.gpt import ChunkPlace, build_chunk, units_of
+from megatron_bamboo.model.gpt import ChunkPlace, build_chunk, places_of_stage, units_of
 from megatron_bamboo.model.randomness import DropoutSeeds
 
 RENDEZVOUS_SECONDS = 60
+SCHEDULES = (
+    forward_backward_pipelining_without_interleaving,
+    forward_backward_pipelining_with_interleaving,
+)
 
 
 def train_rank(job: Job, rank: int, result: Path) -> None:
@@ -55,22 +60,24 @@ def train_rank(job: Job, rank: int, result: Path) -> None:
     options, layout = job.options()
     stage = parallel_state.get_pipeline_model_parallel_rank()
     pipeline = parallel_state.get_data_parallel_rank()
-    place = _place(stage, job.num_stages, options.model.num_layers)
-    model = _build_model(options, job.num_stages, place)
+    places = places_of_stage(stage, layout, options.model.num_layers)
+    model = [_build_chunk(options, layout, place, c) for c, place in enumerate(places)]
     optimizer, scheduler = _build_optimizer(options, model, layout.global_batch_size)
-    model.config.grad_scale_func = optimizer.scale_loss
+    for chunk in model:
+        chunk.config.grad_scale_func = optimizer.scale_loss
     dataset = _build_dataset(options, layout.global_batch_size)
     forward_backward = get_forward_backward_func()
-    assert forward_backward is forward_backward_pipelining_without_interleaving
+    assert forward_backward is SCHEDULES[job.num_chunks > 1]
 
     tensors: StageTensors = {}
     for step in range(1, options.training.train_iters + 1):
-        model.zero_grad_buffer()
+        for chunk in model:
+            chunk.zero_grad_buffer()
         optimizer.zero_grad()
         reports = forward_backward(
             forward_step_func=forward_step,
-            data_iterator=_microbatches(job, options, dataset, step, pipeline),
-            model=[model],
+            data_iterator=[_microbatches(job, options, dataset, step, pipeline) for _ in model],
+            model=model,
             num_microbatches=job.num_microbatches,
             seq_length=options.data.seq_length,
             micro_batch_size=options.training.micro_batch_size,
@@ -78,12 +85,12 @@ def train_rank(job: Job, rank: int, result: Path) -> None:
         for microbatch, report in enumerate(reports):
             number = job.global_microbatch(microbatch, pipeline)
             tensors[f"loss/{step}/{number}"] = report["lm loss"].clone()
-        for name, parameter in _named(model, place):
+        for name, parameter in _all_named(model, places):
             tensors[f"gradient/{step}/{name}"] = parameter.main_grad.clone()
         was_applied, _norm, _zeros = optimizer.step()
         assert was_applied
         scheduler.step(increment=layout.global_batch_size)
-    tensors |= _state(model, place, optimizer)
+    tensors |= _state(model, places, optimizer)
     save_stage(result, pipeline, stage, tensors)
     dist.barrier()
 
@@ -100,41 +107,42 @@ def _start_megatron(job: Job, rank: int) -> None:
         timeout=timedelta(seconds=RENDEZVOUS_SECONDS),
     )
     parallel_state.initialize_model_parallel(
-        pipeline_model_parallel_size=job.num_stages, create_gloo_process_groups=False
+        pipeline_model_parallel_size=job.num_stages,
+        virtual_pipeline_model_parallel_size=job.num_chunks if job.num_chunks > 1 else None,
+        create_gloo_process_groups=False,
     )
     model_parallel_cuda_manual_seed(1234)
 
 
-def _place(stage: int, num_stages: int, num_layers: int) -> ChunkPlace:
-    size = num_layers // num_stages
-    layers = range(stage * size, (stage + 1) * size)
-    return ChunkPlace(layers, stage == 0, stage == num_stages - 1)
-
-
-def _build_model(options: Options, num_stages: int, place: ChunkPlace) -> DistributedDataParallel:
+def _build_chunk(
+    options: Options, layout: Layout, place: ChunkPlace, number: int
+) -> DistributedDataParallel:
     model, vocab_size = options.model, _vocab_size(options)
-    config = _config(model, num_stages)
+    config = _config(model, layout)
+    chunk = number if layout.num_chunks > 1 else None
     module = GPTModel(
         config=config,
         transformer_layer_spec=get_gpt_layer_local_spec(),
         vocab_size=vocab_size,
         max_sequence_length=model.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
         share_embeddings_and_output_weights=not model.untie_embeddings_and_output_weights,
+        vp_stage=chunk,
     )
     _copy_initial_weights(module, options, place, vocab_size)
     return DistributedDataParallel(config, DistributedDataParallelConfig(), module)
 
 
-def _config(model: ModelOptions, num_stages: int) -> TransformerConfig:
+def _config(model: ModelOptions, layout: Layout) -> TransformerConfig:
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
         attention_dropout=model.attention_dropout,
         hidden_dropout=model.hidden_dropout,
-        pipeline_model_parallel_size=num_stages,
+        pipeline_model_parallel_size=layout.num_stages,
+        virtual_pipeline_model_parallel_size=layout.num_chunks if layout.num_chunks > 1 else None,
         pipeline_dtype=torch.float32,
         batch_p2p_comm=False,
         use_cpu_initialization=True,
@@ -164,7 +172,7 @@ def _copy_initial_weights(
 
 
 def _build_optimizer(
-    options: Options, model: DistributedDataParallel, batch: int
+    options: Options, model: list[DistributedDataParallel], batch: int
 ) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     chosen, train_iters = options.optimizer, options.training.train_iters
     config = OptimizerConfig(
@@ -178,7 +186,7 @@ def _build_optimizer(
         clip_grad=chosen.clip_grad,
     )
     overrides = get_standard_config_overrides(config)
-    optimizer = get_megatron_optimizer(config, [model], overrides, use_gloo_process_groups=False)
+    optimizer = get_megatron_optimizer(config, model, overrides, use_gloo_process_groups=False)
     scheduler = OptimizerParamScheduler(
         optimizer,
         init_lr=chosen.lr_warmup_init,
@@ -234,12 +242,19 @@ def _named(model: nn.Module, place: ChunkPlace) -> Iterator[tuple[str, nn.Parame
             yield f"{unit}/{name}", parameter
 
 
+def _all_named(
+    model: Sequence[nn.Module], places: Sequence[ChunkPlace]
+) -> Iterator[tuple[str, nn.Parameter]]:
+    for chunk, place in zip(model, places, strict=True):
+        yield from _named(chunk, place)
+
+
 def _state(
-    model: DistributedDataParallel, place: ChunkPlace, optimizer: MegatronOptimizer
+    model: Sequence[nn.Module], places: Sequence[ChunkPlace], optimizer: MegatronOptimizer
 ) -> StageTensors:
     (inner,) = optimizer.chained_optimizers
     tensors: StageTensors = {}
-    for name, parameter in _named(model, place):
+    for name, parameter in _all_named(model, places):
         tensors[f"state/{name}/parameter"] = parameter.detach()
         for kind, value in inner.optimizer.state[parameter].items():
             tensors[f"state/{name}/{kind}"] = torch.as_tensor(value)

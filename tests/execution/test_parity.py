@@ -54,10 +54,10 @@ def same_bits(theirs: StageTensors, ours: StageTensors, name: str) -> bool:
     )
 
 
-SHAPES = ((2, 1, 4), (2, 2, 2), (4, 1, 8), (4, 2, 2))
+SHAPES = ((2, 1, 4, 1), (2, 2, 2, 1), (4, 1, 8, 1), (4, 2, 2, 1), (2, 1, 4, 2), (4, 1, 8, 2))
 
 
-@pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: "P{}-D{}-M{}".format(*shape))
+@pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: "P{}-D{}-M{}-C{}".format(*shape))
 def both(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
@@ -65,7 +65,8 @@ def both(
     context: ForkServerContext,
 ) -> Both:
     folder = tmp_path_factory.mktemp("parity")
-    job = Job(*request.param, str(folder), data_flags)
+    *sizes, num_chunks = request.param
+    job = Job(*sizes, str(folder), data_flags, num_chunks=num_chunks)
     # The product's prepare phase builds the data's indices, which Megatron's side then reads.
     product = run_side(context, job, "product")
     return Both(job, run_side(context, job, "megatron"), product)

@@ -18,7 +18,7 @@ StageTensors = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """P stages, D pipelines and M microbatches in each."""
+    """P stages of C chunks, D pipelines and M microbatches in each."""
 
     num_stages: int
     num_pipelines: int
@@ -26,6 +26,7 @@ class Job:
     folder: str
     data_flags: tuple[str, ...]
     more_flags: tuple[str, ...] = ()
+    num_chunks: int = 1
 
     @property
     def num_workers(self) -> int:
@@ -36,8 +37,11 @@ class Job:
     def flags(self) -> tuple[str, ...]:
         """Megatron's flags: no dropout, no clipping, a learning rate that changes each step."""
         batch = 2 * self.num_pipelines * self.num_microbatches
+        num_virtual = self.num_stages * self.num_chunks
+        num_layers = max(4, num_virtual)
         return (
-            *("--num-layers", "4", "--hidden-size", "32", "--num-attention-heads", "4"),
+            *("--num-layers", str(num_layers), "--hidden-size", "32", "--num-attention-heads", "4"),
+            *("--num-layers-per-virtual-pipeline-stage", str(num_layers // num_virtual)),
             *("--seq-length", "16", "--max-position-embeddings", "16"),
             *("--micro-batch-size", "2", "--global-batch-size", str(batch), "--train-iters", "4"),
             *("--lr", "1e-2", "--min-lr", "1e-4", "--lr-warmup-iters", "1"),

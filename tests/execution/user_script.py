@@ -6,15 +6,17 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.utils import get_attr_wrapped_model
 from torch import Tensor
 
 
 def forward_step(
     data_iterator: Iterator[dict[str, Tensor]], model: torch.nn.Module
 ) -> tuple[Tensor, partial[Any]]:
-    """One microbatch through this stage; it asks Megatron's global state where it is."""
-    is_first = parallel_state.is_pipeline_first_stage()
-    is_last = parallel_state.is_pipeline_last_stage()
+    """One microbatch through this chunk; it asks Megatron's global state where it is."""
+    chunk = get_attr_wrapped_model(model, "vp_stage")
+    is_first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk)
+    is_last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk)
     batch = next(data_iterator) if is_first or is_last else {}
     output = model(
         batch.get("tokens"),
