@@ -99,6 +99,8 @@ class EpochWatch:
         self._pending: list[Plan] = []
         self._newest = plan
         self._closed = False
+        self.ended_at = 0.0
+        """When the newest loss was announced, on the monotonic clock."""
         self._thread = threading.Thread(target=self._run, name="epochs", daemon=True)
 
     def start(self) -> None:
@@ -177,6 +179,7 @@ class EpochWatch:
             self._client.wait([f"ending/{epoch}"], timeout_seconds=_POLL_SECONDS)
         except StoreTimeout:
             return
+        self.ended_at = time.monotonic()
         announced = self._client.get(f"ending/{epoch}")
         assert announced is not None
         lost = workers_of(json.loads(announced)["lost"], self._tensor_size)

@@ -87,6 +87,7 @@ class Executor:
         self._watch: EpochWatch | None = None
         self._state = StepState(step=0)
         self._queue: deque[Action] = deque()
+        self._taken_over: dict[int, float] = {}  # by stage, when its loss was announced
         self._forward_step_func: ForwardStepFunc | None = None
         self._data: ReplayedIterator | None = None
         self._perform: dict[Op, Callable[[Action], None]] = {
@@ -349,6 +350,8 @@ class Executor:
                 return None
 
     def _log(self, action: Action, start: float) -> None:
+        if action.op in (Op.F, Op.B) and action.stage in self._taken_over:
+            self._log_pause(action, start)
         self._parts.events.emit(
             "action",
             action=str(action),
@@ -360,6 +363,18 @@ class Executor:
             rank=self._view.rank,
         )
 
+    def _log_pause(self, action: Action, start: float) -> None:
+        """A victim's stage is computed again, so long after its loss was announced."""
+        seconds = start - self._taken_over.pop(action.stage)
+        self._parts.events.emit(
+            "pause",
+            stage=action.stage,
+            pipeline=self._view.number,
+            step=self._state.step,
+            epoch=self._plan.epoch,
+            seconds=seconds,
+        )
+
     def _log_takeover(self, before: Plan, plan: Plan, start: float) -> None:
         events, number, step = self._parts.events, self._view.number, self._state.step
         seconds = time.monotonic() - start
@@ -367,6 +382,8 @@ class Executor:
         stages = zip(before.pipelines[number].stages, self._view.pipeline.stages, strict=True)
         for stage, (victim, shadow) in enumerate(stages):
             if victim != shadow == self._parts.worker:
+                assert self._watch is not None
+                self._taken_over[stage] = self._watch.ended_at
                 events.emit(
                     "takeover",
                     stage=stage,

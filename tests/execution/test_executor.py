@@ -1,5 +1,6 @@
 """The loop between two actions: what a worker does when the plan changes."""
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from megatron_bamboo.execution.ledger import CommitLedger
 from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.execution.transport import Expected, TensorShape
 from megatron_bamboo.membership.decision import StepDecision
-from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.observe.events import EventLog, read_events
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 from megatron_bamboo.schedule.actions import Action
 from megatron_bamboo.schedule.costs import EQUAL_COSTS
@@ -49,6 +50,7 @@ class FakeWatch:
 
     def __init__(self) -> None:
         self.pending: list[Plan] = []
+        self.ended_at = time.monotonic()
 
     def has_pending(self) -> bool:
         return bool(self.pending)
@@ -124,6 +126,17 @@ def test_a_shadow_expects_what_its_victim_would_have(bench: Bench) -> None:
     bench.lose_node0(StepDecision(0, False, None, "nobody entered its commit"))
     bench.executor._follow_plans()
     assert {(1, "0.0RECV_B0"), (1, "0.0RECV_B1")} <= set(bench.transport.expected)
+
+
+def test_the_first_work_in_the_victims_place_ends_a_pause(bench: Bench, tmp_path: Path) -> None:
+    bench.executor.begin_step(1, iter(()), lambda *_: None)
+    bench.lose_node0(StepDecision(0, False, None, "nobody entered its commit"))
+    bench.executor._execute(until_tail=True)
+    events = read_events(tmp_path)
+    (pause,) = [event for event in events if event["event"] == "pause"]
+    (first, *_) = [e for e in events if e.get("action", "").startswith(("0.0F", "0.0B"))]
+    assert pause["stage"] == 0
+    assert pause["seconds"] == pytest.approx(first["start"] - bench.watch.ended_at)
 
 
 def test_nothing_is_expected_of_a_step_that_was_decided_as_applied(bench: Bench) -> None:
