@@ -5,12 +5,15 @@ latest steps once more, since its predecessor may have died before it could; the
 first report of a step, so nothing is said twice.
 """
 
+import logging
 import queue
 import threading
 from collections import deque
 
 from megatron_bamboo.membership.decision import StepReport
-from megatron_bamboo.membership.store_client import StoreClient
+from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
+
+logger = logging.getLogger(__name__)
 
 # As many steps as the first node can be behind with its reports when it dies.
 _KEPT_REPORTS = 64
@@ -23,6 +26,7 @@ class StepReporter:
         self._client = client
         self._latest: deque[StepReport] = deque(maxlen=_KEPT_REPORTS)
         self._queue: queue.SimpleQueue[StepReport | None] = queue.SimpleQueue()
+        self._finishing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
         self._thread.start()
 
@@ -42,10 +46,22 @@ class StepReporter:
 
         A worker that leaves cannot hand over a commit vector later.
         """
+        self._finishing.set()
         self.repeat()
         self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while (report := self._queue.get()) is not None:
-            self._client.compare_set(f"passed/{report.step}", None, report.to_json().encode())
+            self._write(report)
+
+    def _write(self, report: StepReport) -> None:
+        """Write one report; a silent store is asked again for as long as the training goes on."""
+        while True:
+            try:
+                self._client.compare_set(f"passed/{report.step}", None, report.to_json().encode())
+                return
+            except StoreTimeout as error:
+                if self._finishing.is_set():
+                    raise
+                logger.warning("step %d is not reported yet: %s", report.step, error)

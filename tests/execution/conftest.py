@@ -1,11 +1,19 @@
 import json
 import multiprocessing
+import sys
+from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megatron_bamboo.cli import main as bamboo
 from megatron_bamboo.data import train_tokenizer
+from megatron_bamboo.membership.store_client import StoreClient
+
+# The store server that runs beside the tests of membership runs beside these too.
+sys.path.append(str(Path(__file__).parent.parent / "membership"))
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +36,19 @@ def context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["megatron_bamboo.training", "torch._dynamo"])
     return context
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    from server_thread import ServerThread
+
+    running = ServerThread()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def client(server: Any) -> Iterator[StoreClient]:
+    connected = StoreClient(server.address, deadline_seconds=5)
+    yield connected
+    connected.close()

@@ -1,0 +1,248 @@
+"""A worker's view of its pipeline, before and after losses."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from megatron_bamboo.config import Layout
+from megatron_bamboo.execution.epochs import StepProgress
+from megatron_bamboo.execution.pipeline import PipelineView
+from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
+from megatron_bamboo.schedule.actions import COMPUTE_OPS, TAIL_OPS, Action, Op
+from megatron_bamboo.schedule.costs import Costs
+from megatron_bamboo.schedule.redundancy import Redundancy
+from megatron_bamboo.schedule.takeover import Progress
+from megatron_bamboo.schedule.validate import validate
+
+STAGES, MICROBATCHES, STEP = 4, 4, 5
+NODES = tuple(f"node{number}" for number in range(2 * STAGES))
+LAYOUT = Layout(STAGES, 1, 2, MICROBATCHES, 8)
+START = initial_plan(NODES, STAGES, MICROBATCHES, "lazy")
+
+
+def view_of(node: str, mode: Redundancy = Redundancy.LAZY, tied: bool = True) -> PipelineView:
+    return PipelineView(node, START, LAYOUT, mode, Costs(), tied)
+
+
+def actions(texts: str) -> list[Action]:
+    return [Action.parse(text) for text in texts.split()]
+
+
+def follow(
+    view: PipelineView,
+    plan: Plan,
+    done: Iterable[Action] = (),
+    published: dict[int, StepProgress] | None = None,
+    step: int = STEP,
+) -> list[Action]:
+    """As the executor does, with nothing published if nothing is given."""
+    kept = view.follow(view.victims(plan), published or {}, step, list(done))
+    view.set_pipeline(plan.pipelines[view.number])
+    return kept
+
+
+def compute_of(program: Iterable[Action]) -> set[str]:
+    return {str(action) for action in program if action.op in COMPUTE_OPS}
+
+
+def all_compute(*stages: int) -> set[str]:
+    return {f"{s}.0{op}{m}" for s in stages for op in "FB" for m in range(MICROBATCHES)}
+
+
+def test_the_program_is_that_of_its_stage_and_ends_with_its_tail() -> None:
+    view = view_of("node6")
+    program = view.begin_step(STEP)
+    assert (view.number, view.rank) == (1, 2)
+    assert compute_of(program) == all_compute(2)
+    compute = [action for action in program if action.op not in TAIL_OPS]
+    tail = program[len(compute) :]
+    assert tail == view.tail()
+    assert [str(a) for a in tail] == [
+        "2REDUCE",
+        "2SEND_REFRESH",
+        "3RECV_REFRESH",
+        "2COMMIT",
+        "2STEP",
+    ]
+
+
+def test_redundant_forwards_are_run_where_the_mode_says_so() -> None:
+    program = view_of("node1", Redundancy.EAGER).begin_step(STEP)
+    redundant = [action for action in program if action.op is Op.RF]
+    assert [str(action) for action in redundant] == [f"2.0RF{m}" for m in range(MICROBATCHES)]
+
+
+@pytest.mark.parametrize(("node", "tied"), [("node0", True), ("node3", True), ("node1", False)])
+def test_only_the_ends_of_a_tied_model_tie(node: str, tied: bool) -> None:
+    assert tied == any(action.op is Op.TIE for action in view_of(node).tail())
+    assert not any(action.op is Op.TIE for action in view_of(node, tied=False).tail())
+
+
+def test_messages_come_from_who_runs_the_stage_before_or_after() -> None:
+    view = view_of("node1")
+    senders = {"1.0RECV_F0": "node0", "1.0RECV_B0": "node2", "2RECV_REFRESH": "node2"}
+    assert {text: view.sender_of(Action.parse(text)) for text in senders} == senders
+    assert view.sender_of(Action.parse("1.0F0")) == "node1"
+    assert view_of("node0").sender_of(Action.parse("0TIE")) == "node3"
+    follow(view, plan_after_loss(START, {"node2"}, None))
+    assert view.sender_of(Action.parse("2.0RECV_B0")) == "node3"
+    assert view.neighbours() == {"node0", "node3"}
+
+
+def test_the_shadow_runs_both_stages_in_this_step_and_in_the_next() -> None:
+    view = view_of("node1")
+    view.begin_step(STEP)
+    follow(view, plan_after_loss(START, {"node2"}, None))
+    assert compute_of(view.remaining()) == all_compute(1, 2)
+    assert view.in_force.placement == (0, 1, 1, 3) == view.pipeline.placement()
+    program = view.begin_step(STEP + 1)
+    assert compute_of(program) == all_compute(1, 2)
+    assert list(view.tail()) == actions("1REDUCE 2REDUCE 1SEND_REFRESH 1COMMIT 1STEP")
+    validate(view.in_force)
+
+
+def test_a_loss_in_another_pipeline_changes_nothing_here() -> None:
+    view = view_of("node1")
+    before = view.begin_step(STEP)
+    plan = plan_after_loss(START, {"node6"}, None)
+    assert view.victims(plan) == ()
+    follow(view, plan)
+    assert (*view.remaining(), *view.tail()) == before
+    assert not view.runs_last_stage() and view_of("node3").runs_last_stage()
+
+
+def test_what_is_done_counts_but_for_messages_to_the_victim() -> None:
+    view = view_of("node1")
+    view.begin_step(STEP)
+    done = actions("1.0F0 1.0SEND_F0 1.0F1")
+    received = actions("1.0RECV_F0 1.0RECV_F1")
+    published = {1: StepProgress(STEP, Progress(frozenset(done), frozenset(received)))}
+    kept = follow(view, plan_after_loss(START, {"node2"}, None), done, published)
+    assert kept == actions("1.0F0 1.0F1")
+    expected = all_compute(1, 2) - {"1.0F0", "1.0F1"}
+    assert compute_of(view.remaining(kept)) == expected
+    assert not any(action.op is Op.SEND_F and action.stage == 1 for action in view.remaining())
+
+
+def test_work_done_since_progress_was_published_is_not_done_again() -> None:
+    view = view_of("node0")
+    view.begin_step(STEP)
+    done = actions("0.0F0 0.0SEND_F0 0.0F1 0.0SEND_F1")
+    published = {0: StepProgress(STEP, Progress(frozenset(done[:2])))}
+    kept = follow(view, plan_after_loss(START, {"node2"}, None), done, published)
+    assert kept == done
+    assert {"0.0F1", "0.0SEND_F1"} <= set(map(str, view.remaining()))
+    left = set(map(str, view.remaining(kept)))
+    assert not {"0.0F0", "0.0SEND_F0", "0.0F1", "0.0SEND_F1"} & left
+    assert compute_of(view.remaining(kept)) == all_compute(0) - {"0.0F0", "0.0F1"}
+
+
+def test_no_message_is_waited_for_whose_work_is_done() -> None:
+    view = view_of("node3")
+    view.begin_step(STEP)
+    done = actions("3.0F0 3.0B0")
+    kept = follow(view, plan_after_loss(START, {"node1"}, None), done)
+    left = set(map(str, view.remaining(kept)))
+    assert "3.0RECV_F0" in set(map(str, view.remaining())) and "3.0RECV_F0" not in left
+    assert "3.0RECV_F1" in left
+
+
+def test_redundant_forwards_count_as_those_of_the_stage_taken_over() -> None:
+    view = view_of("node1", Redundancy.EAGER)
+    view.begin_step(STEP)
+    done = actions("1.0F0 2.0RF0")
+    published = {1: StepProgress(STEP, Progress(frozenset(done)))}
+    kept = follow(view, plan_after_loss(START, {"node2"}, None), done, published)
+    assert compute_of(view.remaining(kept)) == all_compute(1, 2) - {"1.0F0", "2.0F0"}
+
+
+@pytest.mark.parametrize("published_anew", [True, False])
+def test_two_losses_in_one_step_add_up(published_anew: bool) -> None:
+    """node2's stage goes to this node, then node0's to the last one."""
+    view = view_of("node1")
+    view.begin_step(STEP)
+    first = plan_after_loss(START, {"node2"}, None)
+    done = actions("1.0F0 1.0SEND_F0")
+    published = {1: StepProgress(STEP, Progress(frozenset(done)))}
+    kept = follow(view, first, done, published)
+    kept += actions("2.0F0 2.0SEND_F0")
+    again = {1: StepProgress(STEP, Progress(frozenset(kept)))} if published_anew else {}
+    kept = follow(view, plan_after_loss(first, {"node0"}, None), kept, again)
+    assert view.in_force.placement == (3, 1, 1, 3) == view.pipeline.placement()
+    assert kept == actions("1.0F0 2.0F0 2.0SEND_F0")
+    assert compute_of(view.remaining(kept)) == all_compute(1, 2) - {"1.0F0", "2.0F0"}
+    assert compute_of(view.begin_step(STEP + 1)) == all_compute(1, 2)
+    validate(view.in_force)
+
+
+def test_two_losses_at_once_are_followed_together() -> None:
+    plan = plan_after_loss(START, {"node0", "node2"}, None)
+    view = view_of("node3")
+    view.begin_step(STEP)
+    assert view.victims(plan) == (0, 2) and view.survivors(plan) == (1, 3)
+    follow(view, plan)
+    assert compute_of(view.remaining()) == all_compute(0, 3)
+
+
+def test_all_survivors_see_the_same_schedule() -> None:
+    progress = {
+        0: StepProgress(STEP, Progress(frozenset(actions("0.0F0 0.0SEND_F0 0.0F1")))),
+        1: StepProgress(
+            STEP, Progress(frozenset(actions("1.0F0 1.0SEND_F0")), frozenset(actions("1.0RECV_F0")))
+        ),
+        3: StepProgress(STEP, Progress(frozenset(), frozenset(actions("3.0RECV_F0")))),
+    }
+    seen = []
+    for rank in progress:
+        view = view_of(f"node{rank}")
+        view.begin_step(STEP)
+        follow(
+            view, plan_after_loss(START, {"node2"}, None), progress[rank].progress.done, progress
+        )
+        seen.append(view.in_force)
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_where_others_were_a_step_ahead_their_work_in_it_counts() -> None:
+    view = view_of("node1")
+    view.begin_step(STEP)
+    ahead = actions("0.0F0 0.0SEND_F0")
+    published = {
+        0: StepProgress(STEP + 1, Progress(frozenset(ahead))),
+        1: StepProgress(STEP, Progress()),
+    }
+    follow(view, plan_after_loss(START, {"node2"}, None), (), published)
+    view.begin_step(STEP + 1)
+    other = view_of("node0")
+    other.begin_step(STEP + 1)
+    kept = follow(other, plan_after_loss(START, {"node2"}, None), ahead, published, STEP + 1)
+    assert view.in_force == other.in_force
+    assert kept == ahead and not set(ahead) & set(other.remaining())
+    view.begin_step(STEP + 2)
+    other.begin_step(STEP + 2)
+    assert view.in_force == other.in_force
+    assert compute_of(view.in_force.programs[0]) == all_compute(0)
+
+
+def test_with_others_ahead_a_second_loss_is_part_of_their_step_too() -> None:
+    view, other = view_of("node1"), view_of("node3")
+    view.begin_step(STEP)
+    other.begin_step(STEP + 1)
+    first = plan_after_loss(START, {"node2"}, None)
+    ahead = actions("3.0F0")
+    published = {3: StepProgress(STEP + 1, Progress(frozenset(ahead)))}
+    for plan, known in ((first, published), (plan_after_loss(first, {"node0"}, None), published)):
+        follow(view, plan, (), known)
+        follow(other, plan, ahead, known, STEP + 1)
+    view.begin_step(STEP + 1)
+    assert view.in_force == other.in_force
+    assert "3.0F0" not in compute_of(view.in_force.programs[3])
+
+
+def test_losses_before_a_step_are_not_in_it() -> None:
+    view = view_of("node1")
+    view.begin_step(STEP)
+    published = {0: StepProgress(STEP, Progress(frozenset(actions("0.0F0"))))}
+    follow(view, plan_after_loss(START, {"node2"}, None), (), published)
+    view.begin_step(STEP + 1)
+    assert "0.0F0" in compute_of(view.in_force.programs[0])
