@@ -18,7 +18,7 @@ from megatron_bamboo.execution.transport import Expected, TensorShape
 from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.observe.events import EventLog, read_events
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
-from megatron_bamboo.schedule.actions import Action
+from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.costs import EQUAL_COSTS
 from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.schedule.takeover import Progress
@@ -62,6 +62,18 @@ class FakeWatch:
         return StepProgress(1, Progress())
 
 
+class FakeCompute:
+    """Leaves something to send."""
+
+    def start_step(self) -> None: ...
+
+    def forward(self, action: Action, schedule: object, state: Any, *_: object) -> None:
+        state.outputs[action.with_op(Op.F)] = torch.zeros(1)
+
+    def backward(self, action: Action, schedule: object, state: Any) -> None:
+        state.input_gradients[action] = torch.zeros(1)
+
+
 class Nothing:
     """Every action of it succeeds and does nothing."""
 
@@ -90,7 +102,7 @@ class Bench:
         return Parts(
             worker="node2",
             layout=LAYOUT,
-            compute=nothing,
+            compute=FakeCompute(),  # type: ignore[arg-type]
             tail=nothing,
             transport=fakes,
             registry=nothing,
