@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("megatron_bamboo.agent.run", "train on nodes started on this machine"),
     "schedule": ("megatron_bamboo.schedule.command", "show a pipeline schedule or a takeover"),
     "preprocess": ("megatron_bamboo.data.preprocess", "turn JSON lines into .bin and .idx"),
+    "profile": ("megatron_bamboo.agent.profile", "time a model's forwards and backwards"),
     "compare": ("megatron_bamboo.observe.compare", "compare two runs bit for bit"),
 }
 

@@ -53,6 +53,7 @@ with quiet_megatron_import():
     from megatron_bamboo.membership.torch_store import BambooStore
     from megatron_bamboo.model import cpu
     from megatron_bamboo.model.gpt import prepare_process
+    from megatron_bamboo.model.profile import profile, table
     from megatron_bamboo.model.randomness import DropoutSeeds
     from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage
     from megatron_bamboo.observe.state_dump import dump_stage
@@ -78,6 +79,9 @@ def pretrain(forward_step: ForwardStepFunc, argv: Sequence[str] | None = None) -
         options = parse_options(sys.argv[1:] if argv is None else argv)
         if phase is None:
             raise UserError("start this script with: bamboo run --nodes N SCRIPT FLAGS")
+        if phase == "profile":
+            _profile(forward_step, options)
+            return 0
         layout = check_options(
             options,
             num_nodes=int(os.environ["BAMBOO_NUM_NODES"]),
@@ -90,6 +94,20 @@ def pretrain(forward_step: ForwardStepFunc, argv: Sequence[str] | None = None) -
         sys.stderr.write(f"{Path(sys.argv[0]).name}: {error}\n")
         return USER_ERROR_STATUS
     return _train(forward_step, options, layout)
+
+
+def _profile(forward_step: ForwardStepFunc, options: Options) -> None:
+    """Time the model, chunk by chunk, for one who chooses where redundant forwards go."""
+    layout = check_options(options, num_nodes=options.parallel.pipeline_model_parallel_size)
+    _prepare_torch()
+    repeats = int(os.environ["BAMBOO_PROFILE_REPEATS"])
+    costs = profile(options, layout, _vocab_size(options), forward_step, repeats)
+    output = Path(os.environ["BAMBOO_PROFILE_OUTPUT"])
+    try:
+        output.write_text(costs.to_json() + "\n")
+    except OSError as error:
+        raise UserError(f"--output {output}: {error.strerror}") from error
+    sys.stdout.write("\n".join(table(costs)) + "\n")
 
 
 def _prepare(options: Options, layout: Layout, job_dir: Path) -> None:
@@ -253,9 +271,7 @@ class Worker:
         """The stages that this worker runs, and those whose replica it holds."""
         groups = model_groups(self._tensor_group())
         prepare_process(groups.tp)
-        vocab = padded_vocab_size(
-            _tokenizer(self._options).vocab_size, self._options.model.make_vocab_size_divisible_by
-        )
+        vocab = _vocab_size(self._options)
         schedule, rank = self._view.in_force, self._view.rank
         return {
             number: build_stage(number, self._options, self._layout, vocab, groups, self._dropout)
@@ -368,6 +384,12 @@ def _prepare_torch() -> None:
 
 def _tokenizer(options: Options) -> GPT2BPETokenizer:
     return GPT2BPETokenizer(options.data.vocab_file, options.data.merge_file)
+
+
+def _vocab_size(options: Options) -> int:
+    """Rows of the embedding."""
+    size = _tokenizer(options).vocab_size
+    return padded_vocab_size(size, options.model.make_vocab_size_divisible_by)
 
 
 def _data_options(options: Options, layout: Layout) -> TrainDataOptions:

@@ -4,13 +4,13 @@ No communication happens here; everything follows from the plan, the options and
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_bamboo.config import Layout
 from megatron_bamboo.execution.epochs import StepProgress
 from megatron_bamboo.execution.registry import neighbours
 from megatron_bamboo.planner.plan import PipelinePlan, Plan
-from megatron_bamboo.schedule.actions import Action, Op
+from megatron_bamboo.schedule.actions import SEND_OPS, Action, Op
 from megatron_bamboo.schedule.costs import Costs
 from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.lower import lower
@@ -108,7 +108,7 @@ class PipelineView:
         ``done``, which may be more than it published: a message to a victim is gone.
         """
         known = _Loss(self.in_force, -1, published).progress_in(step)
-        known[self.rank] = known.get(self.rank, Progress())
+        known[self.rank] = _without_gone_sends(known.get(self.rank, Progress()), done)
         exact = Progress(done=frozenset(done))
         for victim in victims:
             self._losses.append(_Loss(self._steady, victim, published))
@@ -142,6 +142,16 @@ class PipelineView:
                 return self.pipeline.stages[len(self.pipeline.stages) - 1 - action.stage]
             case _:
                 return self.node
+
+
+def _without_gone_sends(published: Progress, done: Sequence[Action]) -> Progress:
+    """A worker's own progress without messages to an earlier victim.
+
+    When a second loss follows at once it publishes progress before it has acted upon the first,
+    and so names sends that have gone with the first victim.
+    """
+    gone = {action for action in published.done if action.op in SEND_OPS} - set(done)
+    return replace(published, done=published.done - gone)
 
 
 def _consumer_of(action: Action) -> Action | None:
