@@ -175,6 +175,24 @@ def test_two_losses_in_one_step_add_up(published_anew: bool) -> None:
     validate(view.in_force)
 
 
+def test_progress_published_before_the_first_loss_was_followed_loses_no_message() -> None:
+    """The second loss is announced while the main thread still computes by the first plan."""
+    first = plan_after_loss(START, {"node2"}, None)
+    second = plan_after_loss(first, {"node0"}, None)
+    done = actions("3.0F0 3.0B0 3.0SEND_B0")
+    both = {3: StepProgress(STEP, Progress(frozenset(done), frozenset(actions("3.0RECV_F0"))))}
+    sender, receiver = view_of("node3"), view_of("node1")
+    for view in (sender, receiver):
+        view.begin_step(STEP)
+    for plan in (first, second):
+        done = follow(sender, plan, done, both)
+        follow(receiver, plan, (), both)
+        assert "3.0SEND_B0" in map(str, sender.remaining(done))
+        assert "2.0RECV_B0" in map(str, receiver.remaining())
+    done += actions("3.0SEND_B0")
+    assert "3.0SEND_B0" not in map(str, sender.remaining(done))
+
+
 def test_two_losses_at_once_are_followed_together() -> None:
     plan = plan_after_loss(START, {"node0", "node2"}, None)
     view = view_of("node3")
