@@ -2,8 +2,8 @@
 
 A group is made from the store under a name of its own, with no world group. gloo has no way to end
 a blocked operation from another thread (``abort`` and ``shutdown`` release nobody), but shutting
-down the group's sockets does, at once. They are recognised by their ports: each group has a
-listening socket of its own, and its members tell each other its port through the store.
+down the group's sockets does, at once. They are recognised by their addresses: each group has a
+listening socket of its own, and its members tell each other where through the store.
 """
 
 import contextlib
@@ -49,6 +49,8 @@ class Group(Protocol):
 _SLICE = timedelta(milliseconds=50)
 GIVE_UP_SECONDS = 0.5
 
+Address = tuple[str, int]
+
 # Only the search for a new listening socket needs it: no rendezvous happens inside.
 _device_lock = threading.Lock()
 
@@ -68,12 +70,12 @@ class GlooGroup:
         own = dist.PrefixStore(name, store)
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timeout
-        device, self._port = _new_device()
+        device, self._address = _new_device()
         options._devices = [device]
         with self._errors("making the group"):
-            own.set(f"port{rank}", str(self._port))
+            own.set(f"address{rank}", " ".join(map(str, self._address)))
             self._group = dist.ProcessGroupGloo(own, rank, len(self.members), options)
-            self._peer_ports = {int(own.get(f"port{i}")) for i in range(len(self.members))}
+            self._peers = {_address(own.get(f"address{i}")) for i in range(len(self.members))}
 
     def all_reduce(self, tensor: Tensor) -> None:
         with self._errors("all-reduce"):
@@ -123,7 +125,7 @@ class GlooGroup:
             here, there = connection.getsockname(), connection.getpeername()
         except OSError:  # a listening socket, which must stay
             return False
-        return here[1] == self._port or there[1] in self._peer_ports
+        return here[:2] == self._address or there[:2] in self._peers
 
     @contextlib.contextmanager
     def _errors(self, what: str, peer: str | None = None) -> Iterator[None]:
@@ -153,7 +155,10 @@ class NcclGroup:
         options._timeout = timeout
         own = dist.PrefixStore(name, store)
         rank = self.members.index(me)
-        self._group = dist.ProcessGroupNCCL(own, rank, len(self.members), options)
+        try:
+            self._group = dist.ProcessGroupNCCL(own, rank, len(self.members), options)
+        except (RuntimeError, TimeoutError, ConnectionError, KeyError) as error:
+            raise PeerLost(self.members, f"making {name}", error) from error
 
     def all_reduce(self, tensor: Tensor) -> None:
         self._wait(self._group.allreduce([tensor]), "all-reduce")
@@ -187,23 +192,28 @@ def make_group(
     return kind(store, name, members, me, timeout)
 
 
-def _new_device() -> tuple[object, int]:
-    """A gloo device with a listening socket of its own, and that socket's port."""
+def _address(text: bytes) -> Address:
+    host, port = text.decode().split()
+    return host, int(port)
+
+
+def _new_device() -> tuple[object, Address]:
+    """A gloo device with a listening socket of its own, and that socket's address."""
     with _device_lock:
         before = _listening()
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo").split(",")[0]
         device = dist.ProcessGroupGloo.create_device(interface=interface)
-        (port,) = _listening() - before
-    return device, port
+        (address,) = _listening() - before
+    return device, address
 
 
-def _listening() -> set[int]:
-    ports = set()
+def _listening() -> set[Address]:
+    addresses = set()
     for candidate in _sockets():
         with candidate:
             if candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                ports.add(candidate.getsockname()[1])
-    return ports
+                addresses.add(candidate.getsockname()[:2])
+    return addresses
 
 
 def _sockets() -> Iterator[socket.socket]:

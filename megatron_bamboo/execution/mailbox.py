@@ -55,10 +55,11 @@ class Mailbox:
                 if must_leave():
                     raise EpochEnded
                 left = deadline - time.monotonic()
-                if left <= 0 or not self._condition.wait(left):
+                if left <= 0:
                     raise DeadlineExceeded(
                         f"{message} did not come from {sender} in {seconds:.0f} s"
                     )
+                self._condition.wait(left)
             return self._messages[message]
 
     def arrived(self, step: int) -> frozenset[Action]:
