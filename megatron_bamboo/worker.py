@@ -1,0 +1,310 @@
+"""One worker: everything that it is made of, wired together, and its loop over steps.
+
+The only place where all parts meet. Megatron's imports are quiet because ``training.py`` comes
+first.
+"""
+
+import time
+from collections.abc import Collection, Iterator
+from datetime import timedelta
+
+import torch
+from torch.distributed import ProcessGroup
+
+from megatron_bamboo.agent.environment import WorkerEnvironment
+from megatron_bamboo.config import Layout, Options, read_costs
+from megatron_bamboo.data.gpt_dataset import (
+    TrainDataOptions,
+    build_train_dataset,
+    read_microbatch,
+)
+from megatron_bamboo.data.samples import microbatch_samples
+from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
+from megatron_bamboo.execution.commit import CommitLayout, to_hex, unit_parts
+from megatron_bamboo.execution.compute import Compute, ForwardStepFunc
+from megatron_bamboo.execution.epochs import EpochWatch, Handlers
+from megatron_bamboo.execution.executor import Executor, Parts, Shapes
+from megatron_bamboo.execution.groups import Group
+from megatron_bamboo.execution.injection import kill_before
+from megatron_bamboo.execution.ledger import CommitLedger
+from megatron_bamboo.execution.local_groups import make_tensor_group, model_groups
+from megatron_bamboo.execution.mailbox import Mailbox
+from megatron_bamboo.execution.pipeline import PipelineView
+from megatron_bamboo.execution.registry import GroupRegistry, pair_group
+from megatron_bamboo.execution.reports import StepReporter
+from megatron_bamboo.execution.tail import Tail
+from megatron_bamboo.execution.transport import TensorShape, Transport
+from megatron_bamboo.execution.turnstile import Turnstile
+from megatron_bamboo.membership.decision import StepReport
+from megatron_bamboo.membership.store_client import StoreClient
+from megatron_bamboo.membership.torch_store import BambooStore
+from megatron_bamboo.model.gpt import prepare_process
+from megatron_bamboo.model.randomness import DropoutSeeds
+from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage
+from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.observe.state_dump import dump_stage
+from megatron_bamboo.planner.plan import Plan
+
+# The coordinator publishes the first plan when all agents are there.
+FIRST_PLAN_SECONDS = 600.0
+
+
+class Worker:
+    """Everything that one worker is made of, wired together."""
+
+    def __init__(
+        self, options: Options, layout: Layout, environment: WorkerEnvironment, client: StoreClient
+    ) -> None:
+        self._options = options
+        self._layout = layout
+        self._environment = environment
+        self._client = client
+        self._events = EventLog(environment.job_dir / "events", environment.worker)
+        node, training = environment.worker, options.training
+        client.wait(["plan/0"], FIRST_PLAN_SECONDS)
+        self._plan = self._read_plan(client.get("plan/0") or b"")
+        tied = not options.model.untie_embeddings_and_output_weights
+        self._view = PipelineView(
+            node,
+            self._plan,
+            layout,
+            options.bamboo.bamboo_redundancy,
+            read_costs(options.bamboo),
+            tied,
+        )
+        self._dropout = DropoutSeeds(training.seed, environment.tensor_rank)
+        self._stages = self._build_stages()
+        self._scheduler = build_scheduler(
+            self._stages, options.optimizer, training.train_iters, layout.global_batch_size
+        )
+        self._commit_layout = CommitLayout(
+            unit_parts(options.model.num_layers, layout.tensor_size),
+            layout.num_pipelines,
+            layout.num_microbatches,
+        )
+        self._ledger = CommitLedger(node)
+        self._mailbox = Mailbox()
+        self._registry = GroupRegistry(node, self._make_store, self._timeout())
+        self._transport = Transport(self._mailbox, self._make_pair)
+        self._reporter = StepReporter(client)
+        self._executor = Executor(self._parts(), self._view, self._plan)
+        self._watch = EpochWatch(
+            client, node, layout.tensor_size, self._plan, self._ledger, self._handlers()
+        )
+        self._dataset = build_train_dataset(data_options_of(options, layout), tokenizer_of(options))
+
+    def train(self, forward_step: ForwardStepFunc) -> None:
+        """Run every step; then write down what is held."""
+        self._watch.start()
+        self._client.set(f"ready/{self._environment.worker}", b"1")
+        self._executor.start(self._watch)
+        for step in range(1, self._options.training.train_iters + 1):
+            self._train_step(step, forward_step)
+        self._finish()
+
+    def _train_step(self, step: int, forward_step: ForwardStepFunc) -> None:
+        start = time.monotonic()
+        self._executor.forward_backward_func(
+            forward_step_func=forward_step,
+            data_iterator=self._microbatches(step),
+            model=[chunk for stage in self._stages.values() for chunk in stage.chunks],
+            num_microbatches=self._layout.num_microbatches,
+            seq_length=self._options.data.seq_length,
+            micro_batch_size=self._options.training.micro_batch_size,
+        )
+        learning_rate = self._learning_rate()
+        vector = self._executor.finish_step()
+        self._report(step, vector, learning_rate, time.monotonic() - start)
+
+    def _report(
+        self, step: int, vector: tuple[float, ...], learning_rate: float, seconds: float
+    ) -> None:
+        plan = self._executor.plan
+        report = StepReport(
+            step=step,
+            epoch=plan.epoch,
+            loss=self._commit_layout.loss(vector).hex(),
+            lr=learning_rate,
+            grad_norm=self._commit_layout.gradient_norm(vector).hex(),
+            samples=step * self._layout.global_batch_size,
+            seconds=seconds,
+            vector=to_hex(vector),
+        )
+        if plan is not self._plan:
+            self._plan = plan
+            self._reporter.repeat()
+        self._reporter.passed(report, is_first=plan.nodes[0] == self._environment.worker)
+
+    def _finish(self) -> None:
+        self._reporter.finish()
+        pipeline = self._executor.plan.pipelines[self._view.number]
+        for number, stage in self._stages.items():
+            is_primary = pipeline.stages[number] == self._environment.worker
+            dump_stage(
+                self._environment.job_dir,
+                self._environment.worker,
+                self._view.number,
+                number,
+                "primary" if is_primary else "replica",
+                self._options.training.train_iters,
+                self._named_state(stage),
+            )
+        self._events.emit("traffic", peers=self._transport.traffic())
+        self._watch.close()
+
+    def _named_state(self, stage: Stage) -> Iterator[tuple[str, torch.Tensor]]:
+        """A stage's tensors; where workers share layers, each one's part by a name of its own."""
+        rank, size = self._environment.tensor_rank, self._environment.tensor_size
+        for name, tensor in stage.state():
+            yield (name if size == 1 else f"tensor{rank}/{name}"), tensor
+
+    def _microbatches(self, step: int) -> Iterator[dict[str, torch.Tensor]]:
+        """This pipeline's microbatches of a step: a function of the seed and the step alone."""
+        for microbatch in range(self._layout.num_microbatches):
+            indices = microbatch_samples(
+                step - 1,
+                self._view.number,
+                self._layout.num_pipelines,
+                microbatch,
+                self._options.training.micro_batch_size,
+                self._layout.global_batch_size,
+            )
+            yield read_microbatch(self._dataset, indices)
+
+    def _learning_rate(self) -> float:
+        return float(self._scheduler.get_lr(self._scheduler.optimizer.param_groups[0]))
+
+    def _build_stages(self) -> dict[int, Stage]:
+        """The stages that this worker runs, and those whose replica it holds."""
+        groups = model_groups(self._tensor_group())
+        prepare_process(groups.tp)
+        vocab = vocab_size_of(self._options)
+        schedule, rank = self._view.in_force, self._view.rank
+        return {
+            number: build_stage(number, self._options, self._layout, vocab, groups, self._dropout)
+            for number in (*schedule.stages_of(rank), *schedule.replicas_of(rank))
+        }
+
+    def _parts(self) -> Parts:
+        worker, view = self._environment.worker, self._view
+        tail = Tail(
+            worker,
+            view.number,
+            self._stages,
+            self._commit_layout,
+            self._registry,
+            self._transport,
+            self._ledger,
+            self._scheduler,
+            self._layout.global_batch_size,
+            self._environment.tensor_rank,
+        )
+        compute = Compute(self._stages, self._layout, view.number, self._dropout, self._mailbox)
+        return Parts(
+            worker=worker,
+            layout=self._layout,
+            compute=compute,
+            tail=tail,
+            transport=self._transport,
+            registry=self._registry,
+            ledger=self._ledger,
+            events=self._events,
+            shapes=self._shapes(),
+            before_action=kill_before(self._environment.inject, self._events),
+            turnstile=self._turnstile(),
+            wait_seconds=self._timeout().total_seconds(),
+        )
+
+    def _turnstile(self) -> Turnstile | None:
+        """Where the workers of this node meet, if there are several."""
+        environment = self._environment
+        if environment.tensor_size == 1:
+            return None
+        return Turnstile.meet(
+            self._client,
+            environment.node,
+            environment.tensor_rank,
+            environment.tensor_size,
+            self._timeout().total_seconds(),
+        )
+
+    def _tensor_group(self) -> ProcessGroup | None:
+        environment = self._environment
+        if environment.tensor_size == 1:
+            return None
+        self._tensor_store = self._make_store(f"group/0/tensor/{environment.node}/")
+        return make_tensor_group(
+            self._tensor_store, environment.tensor_rank, environment.tensor_size, self._timeout()
+        )
+
+    def _read_plan(self, published: bytes) -> Plan:
+        """A plan as the workers of this tensor rank see it."""
+        environment = self._environment
+        return Plan.from_json(published).for_tensor_rank(
+            environment.tensor_rank, environment.tensor_size
+        )
+
+    def _shapes(self) -> Shapes:
+        options = self._options
+        shared_by = self._layout.tensor_size if options.parallel.sequence_parallel else 1
+        size = (
+            options.data.seq_length // shared_by,
+            options.training.micro_batch_size,
+            options.model.hidden_size,
+        )
+        stage = next(iter(self._stages.values()))
+        like = stage.reduced
+        tied = [stage.tied_gradient() for stage in self._stages.values() if stage.is_tied]
+        return Shapes(
+            activation=TensorShape(size, torch.float32, like.device),
+            tied=_shape_of(tied[0]) if tied else None,
+            refresh={number: _shape_of(stage.reduced) for number, stage in self._stages.items()},
+        )
+
+    def _handlers(self) -> Handlers:
+        def leave_groups(epoch: int, lost: Collection[str]) -> None:
+            self._registry.leave(epoch, lost)
+            self._transport.drop(lost)
+
+        return Handlers(
+            leave_groups=leave_groups,
+            progress=self._executor.progress,
+            read_plan=self._read_plan,
+            wake=self._mailbox.wake,
+        )
+
+    def _make_store(self, prefix: str) -> BambooStore:
+        return BambooStore(self._client, prefix, self._timeout().total_seconds())
+
+    def _make_pair(self, peer: str) -> Group | None:
+        return self._registry.get(pair_group(self._environment.worker, peer))
+
+    def _timeout(self) -> timedelta:
+        return timedelta(minutes=self._options.parallel.distributed_timeout_minutes)
+
+
+def tokenizer_of(options: Options) -> GPT2BPETokenizer:
+    """The tokenizer that the options name."""
+    return GPT2BPETokenizer(options.data.vocab_file, options.data.merge_file)
+
+
+def vocab_size_of(options: Options) -> int:
+    """Rows of the embedding."""
+    size = tokenizer_of(options).vocab_size
+    return padded_vocab_size(size, options.model.make_vocab_size_divisible_by)
+
+
+def data_options_of(options: Options, layout: Layout) -> TrainDataOptions:
+    """The training data that the options name, as many samples as all steps take."""
+    return TrainDataOptions(
+        data_path=options.data.data_path,
+        sequence_length=options.data.seq_length,
+        seed=options.training.seed,
+        num_samples=options.training.train_iters * layout.global_batch_size,
+        split=options.data.split,
+        cache_path=options.data.data_cache_path,
+    )
+
+
+def _shape_of(tensor: torch.Tensor) -> TensorShape:
+    return TensorShape(tuple(tensor.shape), tensor.dtype, tensor.device)
