@@ -19,7 +19,7 @@ from megatron_bamboo.data.gpt_dataset import (
     read_microbatch,
 )
 from megatron_bamboo.data.samples import microbatch_samples
-from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
+from megatron_bamboo.data.tokenizer import GPT2BPETokenizer, padded_vocab_size
 from megatron_bamboo.execution.commit import CommitLayout, to_hex, unit_parts
 from megatron_bamboo.execution.compute import Compute, ForwardStepFunc
 from megatron_bamboo.execution.epochs import EpochWatch, Handlers

@@ -61,7 +61,7 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an executor is made of; wired in ``training.py``."""
+    """What an executor is made of; wired in ``worker.py``."""
 
     worker: str
     layout: Layout
