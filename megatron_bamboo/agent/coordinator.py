@@ -24,7 +24,7 @@ from megatron_bamboo.membership.decision import (
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.events import EventLog
-from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss
 
 # A group that no loss has touched outlives its epoch, and may be formed only when it is first used.
 # The second step that passes in an epoch ran in it from beginning to end, so it used every group:
@@ -80,7 +80,16 @@ class Coordinator:
         self._say_reports()
         for node in sorted(lost):
             self._reporter.note(f"lost {node} ({members.lost[node]}) after the last step")
+        self._check_everything_is_saved()
         self._events.emit("finished_job", epoch=self._plan.epoch)
+
+    def _check_everything_is_saved(self) -> None:
+        """A node that is lost after the last commit may have been a stage's only holder."""
+        for number, pipeline in enumerate(self._plan.pipelines):
+            for stage, holders in enumerate(zip(pipeline.stages, pipeline.replicas, strict=True)):
+                known = [node for node in holders if node is not None]
+                if not any(map(self.members.is_done, known)):
+                    raise NoHolder(number, stage, known)
 
     async def _await_agents(self) -> None:
         until = time.monotonic() + self._deadlines.startup_seconds

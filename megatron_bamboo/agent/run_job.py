@@ -87,6 +87,8 @@ async def _lead(coordinator: Coordinator, server: StoreServer) -> Outcome:
             status, message = Status.NO_HOLDER, str(error)
         except JobFailed as error:
             status, message = Status.FAILED, str(error)
+        except OSError as error:
+            status, message = Status.FAILED, f"the job folder cannot be written: {error}"
         finally:
             coordinator.members.stop()
     return Outcome(status, message, tuple(coordinator.members.lost.items()))
@@ -108,8 +110,10 @@ def _end(nodes: Sequence[NodeHandle]) -> None:
 
 
 def _with_injections(outcome: Outcome, spec: JobSpec) -> Outcome:
+    if outcome.status is not Status.FINISHED or not spec.injections:
+        return outcome
     missed = unreached_injections(spec.job_dir, spec.injections)
-    if outcome.status is not Status.FINISHED or not missed:
+    if not missed:
         return outcome
     names = ", ".join(map(str, missed))
     message = f"the job finished, but never came to --inject {names}: nothing was tested there"

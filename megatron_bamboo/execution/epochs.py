@@ -135,7 +135,8 @@ class EpochWatch:
     def progress_of(self, epoch: int, worker: str, seconds: float) -> StepProgress | None:
         """What the workers of a surviving node had all done when an epoch ended.
 
-        None if the node was lost before they could publish it.
+        None if the node was lost before they could publish it, or is done with the training: then
+        no step is under way any more.
 
         Raises:
             DeadlineExceeded: it neither published nor was declared lost.
@@ -155,6 +156,8 @@ class EpochWatch:
             if value is not None:
                 return StepProgress.from_json(value)
             if any(worker in plan.lost for plan in list(self._pending)):
+                return None
+            if self._client.get(f"done/{worker}") is not None:
                 return None
             with contextlib.suppress(StoreTimeout):
                 self._client.wait([key], timeout_seconds=0.1)

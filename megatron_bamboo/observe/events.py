@@ -6,6 +6,7 @@ node's agent and worker never mix and a SIGKILL never leaves half a line. ``time
 clock, which all processes of one host share; ``unix`` is for people.
 """
 
+import errno
 import json
 import os
 import time
@@ -32,7 +33,9 @@ class EventLog:
         }
         assert not head.keys() & fields.keys(), f"event {event} overrides {sorted(head)}"
         line = json.dumps(head | fields) + "\n"
-        os.write(self._descriptor, line.encode())
+        data = line.encode()
+        if os.write(self._descriptor, data) != len(data):
+            raise OSError(errno.ENOSPC, f"half an event was written for {self.source}")
 
     def close(self) -> None:
         """Close the file; a closed log takes no more events."""

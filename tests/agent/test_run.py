@@ -149,9 +149,14 @@ def test_a_node_that_finished_has_nothing_to_lose(launch: Launch) -> None:
 
 
 def test_a_loss_after_the_last_step_of_the_others_needs_no_takeover(launch: Launch) -> None:
-    launch.start(3, "--redundancy", "none", "--misbehave", "node1:die-at-end").wait(0)
+    launch.start(3, "--redundancy", "lazy", "--misbehave", "node1:die-at-end").wait(0)
     assert "lost node1 (its connection closed) after the last step" in launch.out
     assert [plan["epoch"] for plan in launch.events("plan")] == [0]
+
+
+def test_the_only_holder_of_a_stage_must_not_die_before_it_has_saved(launch: Launch) -> None:
+    launch.start(3, "--redundancy", "none", "--misbehave", "node1:die-at-end").wait(3)
+    assert "stage 1 has no live holder (node1 was its only one)" in launch.err
 
 
 def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:

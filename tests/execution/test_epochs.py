@@ -246,6 +246,11 @@ def test_who_is_lost_before_it_could_publish_has_no_progress(
     assert worker.watch.progress_of(0, "node0", 10) is None
 
 
+def test_who_is_done_with_the_training_has_no_progress(worker: Worker, client: StoreClient) -> None:
+    client.set("done/node2", b"1")
+    assert worker.watch.progress_of(0, "node2", seconds=30) is None
+
+
 def exit_status(server: ServerThread, act: Callable[[Worker], Any], deadline: float = 5) -> int:
     """Of a forked worker that acts and then waits to be ended by its control thread."""
     child = os.fork()
