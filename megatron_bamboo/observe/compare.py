@@ -151,8 +151,8 @@ def _differing_loss_scales(first: SavedRun, second: SavedRun) -> Iterator[Differ
         for file in run.files:
             if file.loss_scale != reference.loss_scale:
                 labels = f"{first.folder}: {reference.name}", f"{run.folder}: {file.name}"
-                distance = abs(float(file.loss_scale) - float(reference.loss_scale))
-                yield Difference("loss_scale", *labels, 1, 0, distance)
+                scale, other = float.fromhex(file.loss_scale), float.fromhex(reference.loss_scale)
+                yield Difference("loss_scale", *labels, 1, 0, abs(scale - other))
 
 
 def _differing_steps(first: SavedRun, second: SavedRun) -> Iterator[int]:

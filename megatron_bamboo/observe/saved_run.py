@@ -2,10 +2,12 @@
 
 ``state/*.safetensors`` holds one file a worker, stage and role, its tensors named
 ``unit/parameter/kind``; ``losses.jsonl`` holds one line a step with hexadecimal floats, which keep
-every bit. Tensors are opened lazily: only names and metadata are read here.
+every bit. Tensors are opened lazily: only names and metadata are read here. ``job.json`` tells
+what a whole run leaves: two halves that agree would prove nothing.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from megatron_bamboo.agent.job import JOB_FILE, JobShape
 from megatron_bamboo.errors import UserError
 
 STATE_FOLDER = "state"
@@ -27,8 +30,10 @@ class StateFile:
     name: str
     handle: Any
     names: frozenset[str]
+    stage: str
     step: str
     loss_scale: str
+    """A hexadecimal float."""
 
     def tensor(self, name: str) -> torch.Tensor:
         """Read one tensor."""
@@ -65,7 +70,55 @@ def open_run(folder: Path) -> SavedRun:
     steps = {file.step for file in files}
     if len(steps) > 1:
         raise UserError(f"{folder} was saved at different steps: {', '.join(sorted(steps))}")
-    return SavedRun(folder, steps.pop(), files, _read_losses(folder / LOSSES_FILE))
+    run = SavedRun(folder, steps.pop(), files, _read_losses(folder / LOSSES_FILE))
+    _check_whole(run, _read_shape(folder))
+    return run
+
+
+def _read_shape(folder: Path) -> JobShape:
+    try:
+        shape = JobShape.read(folder)
+    except (UserError, ValueError, RecursionError, OSError):
+        shape = None
+    numbers = (shape.num_stages, shape.tensor_size, shape.train_iters) if shape else (None,)
+    if shape is None or not all(type(number) is int and number >= 1 for number in numbers):
+        raise UserError(
+            f"{folder} holds no usable {JOB_FILE}: give the --job-dir of a finished run"
+        )
+    return shape
+
+
+def _check_whole(run: SavedRun, shape: JobShape) -> None:
+    """Refuse a run of which something is missing; after losses one holder a stage is enough."""
+    if lack := _lack(run, shape):
+        raise UserError(f"{run.folder} is not whole: {lack}; compare runs that have finished")
+
+
+def _lack(run: SavedRun, shape: JobShape) -> str | None:
+    last = shape.train_iters
+    if run.step != str(last):
+        return f"its state is of step {run.step}, its last is {last}"
+    held = {(file.stage, part) for file in run.files for part in _parts(file, shape.tensor_size)}
+    for stage in range(shape.num_stages):
+        for rank in range(shape.tensor_size):
+            if (str(stage), rank) not in held:
+                share = f" and tensor rank {rank}" if shape.tensor_size > 1 else ""
+                return f"{STATE_FOLDER} has no file of stage {stage}{share}"
+    for step in range(1, last + 1):
+        if step not in run.losses:
+            return f"{LOSSES_FILE} lacks step {step} of {last}"
+    if len(run.losses) > last:
+        extra = next(step for step in run.losses if not 1 <= step <= last)
+        return f"{LOSSES_FILE} has step {extra}, but the job has steps 1 to {last}"
+    return None
+
+
+def _parts(file: StateFile, tensor_size: int) -> set[int]:
+    """The tensor ranks whose share of the layers a file holds."""
+    if tensor_size == 1:
+        return {0} if file.names else set()
+    heads = {name.partition("/")[0] for name in file.names}
+    return {rank for rank in range(tensor_size) if f"tensor{rank}" in heads}
 
 
 def _open_file(path: Path) -> StateFile:
@@ -74,25 +127,46 @@ def _open_file(path: Path) -> StateFile:
     except (SafetensorError, OSError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
     metadata = handle.metadata() or {}
-    if missing := {"step", "loss_scale"} - metadata.keys():
+    if missing := {"stage", "step", "loss_scale"} - metadata.keys():
         raise UserError(f"{path} does not say its {' and '.join(sorted(missing))}")
+    scale = metadata["loss_scale"]
+    if not _is_number(scale):
+        raise UserError(f"{path} has the loss scale {scale!r}, which is no number: run again")
     names = frozenset(handle.keys())
-    return StateFile(path.stem, handle, names, metadata["step"], metadata["loss_scale"])
+    return StateFile(path.stem, handle, names, metadata["stage"], metadata["step"], scale)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float.fromhex(text))
+    except (ValueError, OverflowError):
+        return False
 
 
 def _read_losses(path: Path) -> dict[int, tuple[str, str]]:
     if not path.is_file():
         raise UserError(f"no such file: {path}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}; give a finished run's folder") from error
     losses: dict[int, tuple[str, str]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
-            record = json.loads(line)
-            step, values = int(record["step"]), (record["loss"], record["grad_norm"])
-            for value in values:
-                float.fromhex(value)
-        except (ValueError, KeyError, TypeError) as error:
+            step, values = _parse_losses(line)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise UserError(f"{path}, line {number} is not a step's losses: {error!r}") from error
         if step in losses:
             raise UserError(f"{path} has step {step} twice")
         losses[step] = values
     return losses
+
+
+def _parse_losses(line: str) -> tuple[int, tuple[str, str]]:
+    record = json.loads(line)
+    step, values = record["step"], (record["loss"], record["grad_norm"])
+    if type(step) is not int:
+        raise ValueError(f"its step is {step!r}")
+    for value in values:
+        float.fromhex(value)
+    return step, values

@@ -6,12 +6,26 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from megatron_bamboo.agent.job import JobShape
+
 Losses = dict[int, tuple[float, float]]
-LOSSES: Losses = {0: (7.25, 3.1), 1: (7.0, 0.1)}
+LOSSES: Losses = {1: (7.25, 3.1), 2: (7.0, 0.1)}
 UNITS = (("embedding", "word.weight"), ("layer0", "mlp.bias"))
 
 
-def save_state(folder: Path, name: str, step: int = 2, loss_scale: str = "1.0") -> Path:
+def save_job(folder: Path, **changes: int) -> None:
+    """The shape of a job of one stage and two steps."""
+    numbers = {
+        "num_stages": 1,
+        "num_pipelines": 2,
+        "num_microbatches": 2,
+        "train_iters": 2,
+        "global_batch_size": 4,
+    }
+    JobShape(redundancy="lazy", **(numbers | changes)).write(folder)
+
+
+def save_state(folder: Path, name: str, step: int = 2, loss_scale: str = (1.0).hex()) -> Path:
     """Save every unit as one worker would; the same bits each time."""
     generator = torch.Generator().manual_seed(1)
     tensors = {

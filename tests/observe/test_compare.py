@@ -5,19 +5,26 @@ import numpy
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from saved_state import LOSSES, Losses, save_losses, save_state
+from saved_state import LOSSES, Losses, save_job, save_losses, save_state
 
 from megatron_bamboo.cli import main as bamboo
 from megatron_bamboo.observe.compare import compare_runs
 
+METADATA = {
+    "pipeline": "0",
+    "stage": "0",
+    "role": "primary",
+    "step": "2",
+    "loss_scale": (1.0).hex(),
+}
+
 
 def flip_bit(path: Path, name: str, byte: int, bit: int = 0) -> None:
     """Change one bit of one tensor on disk."""
-    metadata = {"pipeline": "0", "stage": "0", "role": "primary", "step": "2", "loss_scale": "1.0"}
     tensors = load_file(path)
     raw = tensors[name].reshape(-1).view(torch.uint8).numpy()
     raw[byte] ^= numpy.uint8(1 << bit)
-    save_file({key: tensor.clone() for key, tensor in tensors.items()}, path, metadata)
+    save_file({key: tensor.clone() for key, tensor in tensors.items()}, path, METADATA)
 
 
 @pytest.fixture
@@ -28,6 +35,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     save_state(undisturbed, "node1-stage0-primary")
     save_state(disturbed, "node1-stage0-replica")
     for folder in (undisturbed, disturbed):
+        save_job(folder)
         save_losses(folder, LOSSES)
     return undisturbed, disturbed
 
@@ -67,19 +75,17 @@ def test_the_sign_of_zero_counts_and_equal_nans_do_not(runs: tuple[Path, Path]) 
         for folder, number in zip(runs, (value if is_equal else 0.0, value), strict=True):
             for path in (folder / "state").glob("*.safetensors"):
                 tensors = load_file(path) | {"layer0/x/parameter": torch.full((2,), number)}
-                save_file(tensors, path, {"step": "2", "loss_scale": "1.0"})
+                save_file(tensors, path, METADATA)
         assert compare_runs(*runs).equal is is_equal
 
 
 @pytest.mark.parametrize(
     "losses",
     [
-        {0: (7.25, 3.1), 1: (7.0 + 2**-50, 0.1)},
-        {0: (7.25, 3.1 + 2**-50), 1: (7.0, 0.1)},
-        {0: (7.25, 3.1)},
-        LOSSES | {2: (6.0, 1.0)},
+        {1: (7.25, 3.1), 2: (7.0 + 2**-50, 0.1)},
+        {1: (7.25, 3.1 + 2**-50), 2: (7.0, 0.1)},
     ],
-    ids=["loss", "norm", "missing", "extra"],
+    ids=["loss", "norm"],
 )
 def test_losses_count_to_the_last_bit(runs: tuple[Path, Path], losses: Losses) -> None:
     save_losses(runs[1], losses)
@@ -95,7 +101,7 @@ def test_a_missing_tensor_another_shape_and_another_scale_are_differences(
     tensors = load_file(path)
     del tensors["layer0/mlp.bias/exp_avg"]
     tensors["layer0/mlp.bias/parameter"] = tensors["layer0/mlp.bias/parameter"].reshape(4, 3)
-    save_file(tensors, path, {"step": "2", "loss_scale": "2.0"})
+    save_file(tensors, path, METADATA | {"loss_scale": (2.0).hex()})
     names = [difference.name for difference in compare_runs(*runs).tensors]
     assert names == ["layer0/mlp.bias/exp_avg", "layer0/mlp.bias/parameter", "loss_scale"]
 
@@ -121,8 +127,32 @@ def break_within(folder: Path) -> None:
     save_state(folder, "node2-stage0-replica", step=3)
 
 
-def break_losses(folder: Path) -> None:
-    (folder / "losses.jsonl").write_text('{"step": 0, "loss": "ham"}\n', encoding="utf-8")
+def break_scale(folder: Path) -> None:
+    save_state(folder, "node1-stage0-replica", loss_scale="much")
+
+
+def break_job(folder: Path) -> None:
+    (folder / "job.json").unlink()
+
+
+def spoil_job(folder: Path) -> None:
+    (folder / "job.json").write_bytes(b"\xff\xfe")
+
+
+def add_stage(folder: Path) -> None:
+    save_job(folder, num_stages=2)
+
+
+def add_tensor_rank(folder: Path) -> None:
+    save_job(folder, tensor_size=2)
+
+
+def lose_losses(folder: Path) -> None:
+    save_losses(folder, {1: (7.25, 3.1)})
+
+
+def add_losses(folder: Path) -> None:
+    save_losses(folder, LOSSES | {3: (6.0, 1.0)})
 
 
 def double_losses(folder: Path) -> None:
@@ -136,10 +166,16 @@ def double_losses(folder: Path) -> None:
         (break_folder, "no such job folder"),
         (break_state, "no saved tensors"),
         (break_file, "cannot read"),
-        (break_step, "step 2"),
+        (break_step, "not whole: its state is of step 3, its last is 2"),
+        (break_scale, "loss scale 'much', which is no number"),
+        (break_job, "no usable job.json: give the --job-dir"),
+        (spoil_job, "no usable job.json: give the --job-dir"),
+        (add_stage, "state has no file of stage 1;"),
+        (add_tensor_rank, "state has no file of stage 0 and tensor rank 0"),
+        (lose_losses, "losses.jsonl lacks step 2 of 2"),
+        (add_losses, "losses.jsonl has step 3, but the job has steps 1 to 2"),
         (break_within, "different steps: 2, 3"),
-        (break_losses, "line 1 is not a step's losses"),
-        (double_losses, "step 0 twice"),
+        (double_losses, "step 1 twice"),
     ],
 )
 def test_unusable_input_is_status_two(
@@ -151,3 +187,34 @@ def test_unusable_input_is_status_two(
     break_run(runs[1])
     assert bamboo(["compare", *map(str, runs)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"step": 1, "loss": "ham"}',
+        b"\xff\xfe",
+        b'{"step": 1e999, "loss": "0x1p1", "grad_norm": "0x1p1"}',
+        b'{"step": 1, "loss": "0x1p99999", "grad_norm": "0x1p1"}',
+        b"[" * 100_000,
+        b"[]",
+    ],
+    ids=["half", "binary", "infinite step", "huge", "deep", "list"],
+)
+def test_malformed_losses_are_one_line(
+    runs: tuple[Path, Path], content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs[1] / "losses.jsonl").write_bytes(content)
+    assert bamboo(["compare", *map(str, runs)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "line 1 is not a step's losses" in line or "cannot read" in line
+
+
+def test_runs_of_other_lengths_are_not_compared(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_job(runs[1], train_iters=3)
+    save_state(runs[1], "node1-stage0-replica", step=3)
+    save_losses(runs[1], LOSSES | {3: (6.0, 1.0)})
+    assert bamboo(["compare", *map(str, runs)]) == 2
+    assert "at step 2" in capsys.readouterr().err

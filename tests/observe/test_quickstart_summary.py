@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from saved_state import LOSSES, save_losses, save_state
+from saved_state import LOSSES, save_job, save_losses, save_state
 
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.observe import quickstart_summary as summary
@@ -61,7 +61,8 @@ def test_a_log_without_a_takeover_is_refused() -> None:
 @pytest.fixture
 def runs(tmp_path: Path) -> tuple[Path, Path]:
     for name in ("undisturbed", "disturbed"):
-        save_state(tmp_path / name, "node4-stage1-primary")
+        save_state(tmp_path / name, "node4-stage0-primary")
+        save_job(tmp_path / name)
         save_losses(tmp_path / name, LOSSES)
     events = [
         *EVENTS,
@@ -90,5 +91,5 @@ def test_the_last_line(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[st
 
 
 def test_the_status_is_one_if_anything_differs(runs: tuple[Path, Path]) -> None:
-    save_losses(runs[1], {**LOSSES, 1: (7.0, 0.2)})
+    save_losses(runs[1], {**LOSSES, 2: (7.0, 0.2)})
     assert summary.main([*map(str, runs), "--seconds", "99"]) == 1
