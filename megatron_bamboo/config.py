@@ -11,7 +11,7 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,11 @@ from typing import Any
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
 from megatron_bamboo.schedule.redundancy import Redundancy
+from megatron_bamboo.schedule.schedule import MAX_CHUNKS, MAX_MICROBATCHES, MAX_STAGES
+
+LARGEST_SIZE = 2**31 - 1
+# Below, a wait rounds to nothing; above, it is no wait that anyone means.
+SHORTEST_TIMEOUT_MINUTES, LONGEST_TIMEOUT_MINUTES = 0.01, 7 * 24 * 60
 
 
 def _option(help_text: str, default: Any = dataclasses.MISSING, choices: Sequence[str] = ()) -> Any:
@@ -234,6 +239,11 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
     _check_sizes(options)
     _check_recomputation(model)
     stages = parallel.pipeline_model_parallel_size
+    if stages > MAX_STAGES:
+        raise UserError(
+            f"--pipeline-model-parallel-size {stages} is more than the {MAX_STAGES} stages that a "
+            "pipeline can have: lower it"
+        )
     _check_tensor_size(options, workers_per_node)
     if stages > model.num_layers:
         raise UserError(
@@ -266,12 +276,14 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
             f"{training.micro_batch_size} over {pipelines} pipelines: make it a multiple of "
             f"{training.micro_batch_size * pipelines}"
         )
+    microbatches = batch // (training.micro_batch_size * pipelines)
+    _check_amount(microbatches, training.train_iters, batch)
     _check_files(options.data)
     return Layout(
         num_stages=stages,
         num_chunks=chunks,
         num_pipelines=pipelines,
-        num_microbatches=batch // (training.micro_batch_size * pipelines),
+        num_microbatches=microbatches,
         global_batch_size=batch,
         tensor_size=workers_per_node,
     )
@@ -287,13 +299,29 @@ def read_costs(options: BambooOptions) -> Costs:
         return EQUAL_COSTS
     try:
         return Costs.from_json(Path(options.bamboo_costs).read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UserError(f"--bamboo-costs {options.bamboo_costs}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise UserError(f"--bamboo-costs {options.bamboo_costs}: {error}") from error
 
 
+def _check_amount(microbatches: int, train_iters: int, batch: int) -> None:
+    if microbatches > MAX_MICROBATCHES:
+        raise UserError(
+            f"{microbatches} microbatches are more than the {MAX_MICROBATCHES} that a pipeline can "
+            "have: lower --global-batch-size or raise --micro-batch-size"
+        )
+    if train_iters * batch > LARGEST_SIZE:
+        raise UserError(
+            f"{train_iters} steps of {batch} samples are more than {LARGEST_SIZE} samples: lower "
+            "--train-iters or --global-batch-size"
+        )
+
+
 def _check_costs(options: BambooOptions, num_stages: int, num_chunks: int) -> None:
+    costs = read_costs(options)
     try:
-        read_costs(options).check_shape(num_stages, num_chunks)
+        costs.check_shape(num_stages, num_chunks)
     except ValueError as error:
         raise UserError(f"--bamboo-costs: {error}") from error
 
@@ -320,8 +348,11 @@ def _check_tensor_size(options: Options, workers_per_node: int) -> None:
             f"--num-attention-heads {options.model.num_attention_heads} must be a multiple of "
             f"--tensor-model-parallel-size {size}"
         )
-    if (options.model.ffn_hidden_size or size) % size:
-        raise UserError(f"--ffn-hidden-size must be a multiple of the tensor parallel size {size}")
+    if options.model.feed_forward_size % size:
+        raise UserError(
+            f"--ffn-hidden-size must be a multiple of the tensor parallel size {size}, not "
+            f"{options.model.feed_forward_size}"
+        )
     if options.parallel.sequence_parallel and (size == 1 or options.data.seq_length % size):
         raise UserError(
             "--sequence-parallel needs --tensor-model-parallel-size 2 or more, and a --seq-length "
@@ -337,6 +368,11 @@ def _count_chunks(layers_per_stage: int, parallel: ParallelOptions) -> int:
             f"{layers_per_chunk}: change --num-layers-per-virtual-pipeline-stage"
         )
     chunks = layers_per_stage // layers_per_chunk
+    if chunks > MAX_CHUNKS:
+        raise UserError(
+            f"{chunks} chunks are more than the {MAX_CHUNKS} that a stage can have: raise "
+            "--num-layers-per-virtual-pipeline-stage"
+        )
     if chunks > 1 and parallel.pipeline_model_parallel_size == 1:
         raise UserError(
             "interleaving needs at least 2 stages: leave out "
@@ -346,27 +382,22 @@ def _count_chunks(layers_per_stage: int, parallel: ParallelOptions) -> int:
 
 
 def _check_sizes(options: Options) -> None:
-    for group in (
-        options.model,
-        options.training,
-        options.optimizer,
-        options.data,
-        options.parallel,
-    ):
-        for field in dataclasses.fields(group):
-            value = getattr(group, field.name)
-            if (
-                _value_type(field) is int
-                and field.name not in ("seed", "lr_warmup_iters")
-                and value is not None
-                and value < 1
-            ):
-                raise UserError(f"{_flag(field.name)} must be at least 1, not {value}")
+    for name, value in _sizes(options):
+        if value < 1:
+            raise UserError(f"{_flag(name)} must be at least 1, not {value}")
+        if value > LARGEST_SIZE:
+            raise UserError(f"{_flag(name)} must be at most {LARGEST_SIZE}, not {value}")
     model = options.model
     if model.hidden_size % model.num_attention_heads:
         raise UserError(
             f"--hidden-size {model.hidden_size} must be a multiple of "
             f"--num-attention-heads {model.num_attention_heads}"
+        )
+    width = model.hidden_size // model.num_attention_heads
+    if model.position_embedding_type == "rope" and width % 2:
+        raise UserError(
+            f"--position-embedding-type rope needs heads of an even width, not {width}: change "
+            "--hidden-size or --num-attention-heads"
         )
     if options.data.seq_length > model.max_position_embeddings:
         raise UserError(
@@ -384,6 +415,23 @@ def _check_sizes(options: Options) -> None:
     _check_learning_rate(options)
 
 
+def _sizes(options: Options) -> Iterator[tuple[str, int]]:
+    """The name and the value of each number of things that is given."""
+    groups = (
+        options.model,
+        options.training,
+        options.optimizer,
+        options.data,
+        options.parallel,
+    )
+    for group in groups:
+        for field in dataclasses.fields(group):
+            value = getattr(group, field.name)
+            is_size = field.name not in ("seed", "lr_warmup_iters")
+            if _value_type(field) is int and is_size and value is not None:
+                yield field.name, value
+
+
 def _check_ranges(options: Options) -> None:
     model, optimizer = options.model, options.optimizer
     for name, value in (
@@ -398,10 +446,15 @@ def _check_ranges(options: Options) -> None:
         ("norm_epsilon", model.norm_epsilon),
         ("init_method_std", model.init_method_std),
         ("adam_eps", optimizer.adam_eps),
-        ("distributed_timeout_minutes", options.parallel.distributed_timeout_minutes),
     ):
         if not 0.0 < value < math.inf:
             raise UserError(f"{_flag(name)} must be more than 0")
+    minutes = options.parallel.distributed_timeout_minutes
+    if not SHORTEST_TIMEOUT_MINUTES <= minutes <= LONGEST_TIMEOUT_MINUTES:
+        raise UserError(
+            f"--distributed-timeout-minutes must be between {SHORTEST_TIMEOUT_MINUTES} and "
+            f"{LONGEST_TIMEOUT_MINUTES} (a week), not {minutes:g}"
+        )
 
 
 def _check_learning_rate(options: Options) -> None:
@@ -426,7 +479,11 @@ def _check_files(data: DataOptions) -> None:
         ("--vocab-file", data.vocab_file, vocabulary_hint),
         ("--merge-file", data.merge_file, vocabulary_hint),
     ):
-        if not Path(path).is_file():
+        try:
+            is_there = Path(path).is_file()
+        except OSError as error:
+            raise UserError(f"{flag}: cannot read {path} ({error.strerror}); {hint}") from error
+        if not is_there:
             raise UserError(f"{flag}: there is no file {path}; {hint}")
 
 

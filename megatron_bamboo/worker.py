@@ -291,7 +291,8 @@ def tokenizer_of(options: Options) -> GPT2BPETokenizer:
 def vocab_size_of(options: Options) -> int:
     """Rows of the embedding."""
     size = tokenizer_of(options).vocab_size
-    return padded_vocab_size(size, options.model.make_vocab_size_divisible_by)
+    tensor_size = options.parallel.tensor_model_parallel_size
+    return padded_vocab_size(size, options.model.make_vocab_size_divisible_by, tensor_size)
 
 
 def data_options_of(options: Options, layout: Layout) -> TrainDataOptions:

@@ -192,7 +192,40 @@ def test_what_megatron_has_and_we_have_not_is_refused_by_name(
         ("--adam-eps 0", 1, "--adam-eps must be more than 0"),
         ("--norm-epsilon nan", 1, "--norm-epsilon must be more than 0"),
         ("--init-method-std -1", 1, "--init-method-std must be more than 0"),
-        ("--distributed-timeout-minutes 0", 1, "--distributed-timeout-minutes must be more than"),
+        *(
+            (
+                f"--distributed-timeout-minutes {minutes}",
+                1,
+                f"must be between 0.01 and 10080 (a week), not {minutes}",
+            )
+            for minutes in ("0", "0.001", "10081", "1e+300", "nan", "inf")
+        ),
+        (
+            "--num-layers 257 --pipeline-model-parallel-size 257",
+            257,
+            "--pipeline-model-parallel-size 257 is more than the 256 stages",
+        ),
+        (
+            "--num-layers 66 --pipeline-model-parallel-size 2 "
+            "--num-layers-per-virtual-pipeline-stage 1",
+            2,
+            "33 chunks are more than the 32 that a stage can have: raise",
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --global-batch-size 32770",
+            2,
+            "16385 microbatches are more than the 16384 that a pipeline can have: lower",
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --train-iters 1073741824",
+            2,
+            "1073741824 steps of 2 samples are more than 2147483647 samples: lower --train-iters",
+        ),
+        (
+            "--position-embedding-type rope --hidden-size 20",
+            1,
+            "rope needs heads of an even width, not 5: change --hidden-size",
+        ),
         ("--seed -1", 1, "--seed -1 must be at least 0"),
         ("--seed 4294967296", 1, "--seed 4294967296 must be at least 0 and below 2**32"),
         ("--min-lr 1", 1, "--lr must not be below --min-lr"),
@@ -209,6 +242,48 @@ def test_a_bad_value_is_one_line(
     data_files: dict[str, str], flags: str, nodes: int, message: str
 ) -> None:
     assert message in refusal(data_files, flags, nodes)
+
+
+def test_the_gated_width_is_shared_too(data_files: dict[str, str]) -> None:
+    flags = "--hidden-size 384 --num-attention-heads 384 --tensor-model-parallel-size 384"
+    flags += " --pipeline-model-parallel-size 2"
+    check_options(read(data_files, flags), 2, 384)
+    with pytest.raises(UserError, match="tensor parallel size 384, not 1024"):
+        check_options(read(data_files, f"{flags} --swiglu"), 2, 384)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[" * 100_000, "recursion"),
+        ("{}", "costs are an object like"),
+        ('{"forward": [1, 1, 1], "backward": 2}', "forward has costs of 3 stages, not of 2"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_bad_costs_name_their_flag_once(
+    data_files: dict[str, str], tmp_path: Path, content: str | None, message: str
+) -> None:
+    path = tmp_path / "costs.json"
+    if content is not None:
+        path.write_text(content)
+    flags = f"--pipeline-model-parallel-size 2 --bamboo-costs {path}"
+    line = refusal(data_files, flags, 2)
+    assert message in line and line.count("--bamboo-costs") == 1
+
+
+@pytest.mark.parametrize("flag", ["--data-path", "--vocab-file", "--merge-file", "--bamboo-costs"])
+def test_a_path_that_is_too_long_is_one_line(data_files: dict[str, str], flag: str) -> None:
+    line = refusal(data_files, f"--pipeline-model-parallel-size 2 {flag} {'x' * 300}", 2)
+    assert line.startswith(flag) and "File name too long" in line
+
+
+@pytest.mark.parametrize(
+    "name", ["num-layers", "hidden-size", "make-vocab-size-divisible-by", "train-iters"]
+)
+def test_sizes_have_an_end(data_files: dict[str, str], name: str) -> None:
+    line = refusal(data_files, f"--{name} {2**31}", 1)
+    assert line == f"--{name} must be at most 2147483647, not 2147483648"
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,12 @@ from megatron_bamboo.execution.errors import PeerLost
 from megatron_bamboo.execution.groups import GIVE_UP_SECONDS, Group
 from megatron_bamboo.execution.mailbox import Mailbox, Message
 from megatron_bamboo.schedule.actions import Op
+from megatron_bamboo.schedule.schedule import MAX_CHUNKS, MAX_MICROBATCHES, MAX_STAGES
 
 # A tag has 31 bits and must tell apart all messages that can be under way on one channel. Two
 # steps next to each other can overlap, more cannot, since a commit lies between them.
 _STEPS_TOLD_APART = 4
 _KINDS = (Op.RECV_F, Op.RECV_B, Op.TIE, Op.RECV_REFRESH)
-MAX_STAGES = 256
-MAX_CHUNKS = 32
-MAX_MICROBATCHES = 16384
 
 
 @dataclass(frozen=True, slots=True)

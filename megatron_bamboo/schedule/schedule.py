@@ -13,6 +13,11 @@ Program = tuple[Action, ...]
 Actions = frozenset[Action]
 NO_ACTIONS: Actions = frozenset()
 
+# What a message's tag can tell apart; the microbatches are those of one pipeline.
+MAX_STAGES = 256
+MAX_CHUNKS = 32
+MAX_MICROBATCHES = 16384
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
