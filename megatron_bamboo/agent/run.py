@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from megatron_bamboo.errors import UserError
 
 SHOWN_LOGS = 3
 SHOWN_LINES = 15
+LONGEST_DEADLINE = 7 * 24 * 3600.0  # a week; no clock or socket takes any number
 
 Say = Callable[[str], None]
 Advance = Callable[[int], None]
@@ -122,13 +124,27 @@ def _deadlines(args: argparse.Namespace) -> Deadlines:
         store_seconds=args.store_deadline,
     )
     for flag in ("record_deadline", "startup_deadline", "stall_limit", "store_deadline"):
-        if not getattr(args, flag) > 0:
-            raise UserError(f"--{flag.replace('_', '-')} must be more than 0 seconds")
+        if not 0 < getattr(args, flag) <= LONGEST_DEADLINE:
+            raise UserError(
+                f"--{flag.replace('_', '-')} must be more than 0 seconds and at most "
+                f"{LONGEST_DEADLINE:.0f} (a week), not {getattr(args, flag):g}"
+            )
     return deadlines
 
 
 def _make_job_dir(wanted: Path | None) -> Path:
     job_dir = (wanted or Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")).absolute()
+    try:
+        _take_job_dir(job_dir)
+    except OSError as error:
+        raise UserError(
+            f"--job-dir {job_dir} cannot be made or written to ({error.strerror}): give a folder "
+            "that can"
+        ) from error
+    return job_dir
+
+
+def _take_job_dir(job_dir: Path) -> None:
     if job_dir.exists() and not job_dir.is_dir():
         raise UserError(f"--job-dir {job_dir} is no folder")
     # A job file alone was left by options that were refused.
@@ -136,7 +152,8 @@ def _make_job_dir(wanted: Path | None) -> Path:
     if any((job_dir / name).exists() for name in traces):
         raise UserError(f"{job_dir} already holds a run: give another --job-dir")
     job_dir.mkdir(parents=True, exist_ok=True)
-    return job_dir
+    with tempfile.TemporaryFile(dir=job_dir):
+        pass
 
 
 def _prepare(command: Sequence[str], num_nodes: int, workers_per_node: int, job_dir: Path) -> int:
