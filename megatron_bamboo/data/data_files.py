@@ -2,9 +2,11 @@
 
 Megatron-core asserts some of this in the middle of a worker, and some not at all: an empty split
 makes it count epochs for ever, a truncated file ends in tracebacks, and tokens of another
-vocabulary in an index error of the embedding. Here each is one line before any worker starts.
+vocabulary in an index error of the embedding. An index that points elsewhere than its lengths say
+trains on other text without a word. Here each is one line before any worker starts.
 """
 
+import math
 import re
 import struct
 from pathlib import Path
@@ -16,11 +18,11 @@ from megatron_bamboo.errors import UserError
 from megatron_bamboo.quiet import quiet_megatron_import
 
 with quiet_megatron_import():
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
+    from megatron.core.datasets.indexed_dataset import DType, IndexedDataset
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, type code, number of sequences, of documents
-SPLIT_FORM = re.compile(r"\d+(\.\d+)?(,\d+(\.\d+)?){0,2}")
+SPLIT_FORM = re.compile(r"[0-9]+(\.[0-9]+)?(,[0-9]+(\.[0-9]+)?){0,2}")
 TOKENS_CHECKED = 1 << 26  # enough to see a wrong vocabulary, and a fraction of a second to read
 
 
@@ -40,7 +42,8 @@ def check_data_files(
 
 
 def _check_split(split: str) -> None:
-    if not SPLIT_FORM.fullmatch(split) or float(split.split(",")[0]) == 0:
+    weights = [float(w) for w in split.split(",")] if SPLIT_FORM.fullmatch(split) else [0.0]
+    if weights[0] == 0 or not math.isfinite(sum(weights)):
         raise UserError(
             f"--split must be up to three numbers as in 969,30,1, the first above 0, not {split!r}"
         )
@@ -62,11 +65,55 @@ def _check_index(data_path: str) -> None:
     if not head.startswith(MAGIC):
         raise UserError(f"--data-path: {path} is not an index that Megatron wrote")
     if len(head) == HEADER.size:
-        _, _, _, num_sequences, num_documents = HEADER.unpack(head)
+        _, version, code, num_sequences, num_documents = HEADER.unpack(head)
+        _check_kind(path, version, code)
         # A length and an offset for each sequence, the first sequence of each document.
         if path.stat().st_size == HEADER.size + num_sequences * (4 + 8) + num_documents * 8:
+            _check_sequences(path, num_sequences, DType.size(code))
             return
     raise UserError(f"--data-path: {path} is cut short; run `bamboo preprocess` again")
+
+
+def _check_kind(path: Path, version: int, code: int) -> None:
+    if version != 1:
+        raise UserError(
+            f"--data-path: {path} has version {version}, not 1; run `bamboo preprocess` again"
+        )
+    codes = {kind.value for kind in DType}
+    if code not in codes or not numpy.issubdtype(DType.dtype_from_code(code), numpy.integer):
+        raise UserError(
+            f"--data-path: {path} has tokens of type code {code}, which are no integers; "
+            "run `bamboo preprocess` again"
+        )
+
+
+def _check_sequences(path: Path, num_sequences: int, item_size: int) -> None:
+    """The arrays of the index must be those that its own lengths imply."""
+    raw = numpy.memmap(path, mode="r")[HEADER.size :]
+    lengths, pointers, documents = (
+        part.view(kind)
+        for part, kind in zip(
+            numpy.split(raw, (4 * num_sequences, 12 * num_sequences)),
+            (numpy.int32, numpy.int64, numpy.int64),
+            strict=True,
+        )
+    )
+    sizes = lengths.astype(numpy.int64) * item_size
+    if (lengths < 0).any():
+        wrong = "has lengths below 0"
+    elif pointers[:1].any() or (numpy.diff(pointers) != sizes[:-1]).any():
+        wrong = "points to other places than its lengths add up to"
+    elif not _are_documents(documents, num_sequences):
+        wrong = "has documents that do not go from its first to its last sequence"
+    else:
+        return
+    raise UserError(f"--data-path: {path} {wrong}; run `bamboo preprocess` again")
+
+
+def _are_documents(starts: numpy.ndarray, num_sequences: int) -> bool:
+    if len(starts) == 0 or starts[0] != 0 or starts[-1] != num_sequences:
+        return False
+    return bool((starts[1:] >= starts[:-1]).all())
 
 
 def _check_tokens_size(data_path: str, num_bytes: int) -> None:
@@ -97,6 +144,10 @@ def _num_tokens(dataset: IndexedDataset, num_sequences: int) -> int:
 
 def _check_tokens(dataset: IndexedDataset, data_path: str, tokenizer: GPT2BPETokenizer) -> None:
     head = numpy.fromfile(f"{data_path}.bin", dataset.index.dtype, TOKENS_CHECKED)
+    if (smallest := int(head.min())) < 0:
+        raise UserError(
+            f"--data-path: {data_path} holds token {smallest}; run `bamboo preprocess` again"
+        )
     if (largest := int(head.max())) >= tokenizer.vocab_size:
         raise UserError(
             f"--data-path: {data_path} holds token {largest}, but the vocabulary ends at "

@@ -1,5 +1,6 @@
 import os
 import shutil
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,6 +107,9 @@ def test_new_data_under_an_old_name_gets_new_indices(
         ({"data_path": "/nowhere/data"}, "no such file: /nowhere/data.bin"),
         ({"split": "0,1,0"}, "the first above 0"),
         ({"split": "9:1"}, "three numbers"),
+        ({"split": "٩,1,0"}, "three numbers"),
+        ({"split": "9" * 400}, "three numbers"),
+        ({"split": f"{'9' * 308},{'9' * 308}"}, "three numbers"),
         ({"split": "1,1000,0"}, "too few for one sample"),
         ({"sequence_length": 100_000}, "too few for one sample"),
     ],
@@ -143,6 +147,77 @@ def test_truncated_files_are_refused(
     os.truncate(broken.data_path + suffix, size)
     with pytest.raises(UserError, match=message):
         prepare_train_dataset(broken, tokenizer)
+
+
+def change_index(index: bytearray, part: str, number: int, value: int) -> None:
+    """Overwrite one number: of the header at its offset, or of an array by its place."""
+    (num_sequences,) = struct.unpack_from("<Q", index, 18)
+    pointers = 34 + 4 * num_sequences
+    form, offset = {
+        "version": ("<Q", 9),
+        "code": ("<B", 17),
+        "length": ("<i", 34 + 4 * number),
+        "pointer": ("<q", pointers + 8 * number),
+        "document": ("<q", pointers + 8 * num_sequences + 8 * number),
+    }[part]
+    struct.pack_into(form, index, offset, value)
+
+
+@pytest.mark.parametrize(
+    ("part", "number", "value", "message"),
+    [
+        ("version", 0, 2, "has version 2, not 1"),
+        ("code", 0, 9, "type code 9"),
+        ("code", 0, 6, "type code 6, which are no integers"),
+        ("length", 3, -1, "lengths below 0"),
+        ("length", 3, 1, "points to other places"),
+        ("pointer", 0, 8, "points to other places"),
+        ("pointer", 5, -8, "points to other places"),
+        ("document", 0, 1, "has documents that do not go"),
+        ("document", 4, 39, "has documents that do not go"),
+        ("document", 40, 41, "has documents that do not go"),
+    ],
+)
+def test_an_index_that_contradicts_itself_is_refused(
+    options: TrainDataOptions,
+    tokenizer: GPT2BPETokenizer,
+    prepared: Prepared,
+    tmp_path: Path,
+    part: str,
+    number: int,
+    value: int,
+    message: str,
+) -> None:
+    broken = replace(options, data_path=str(tmp_path / "data"))
+    shutil.copy(f"{prepared.data_path}.bin", f"{broken.data_path}.bin")
+    index = bytearray(Path(f"{prepared.data_path}.idx").read_bytes())
+    change_index(index, part, number, value)
+    Path(f"{broken.data_path}.idx").write_bytes(index)
+    with pytest.raises(UserError, match=f"{message}.*; run `bamboo preprocess` again") as raised:
+        prepare_train_dataset(broken, tokenizer)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_index_of_nothing_is_refused(
+    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, tmp_path: Path
+) -> None:
+    empty = replace(options, data_path=str(tmp_path / "data"))
+    (tmp_path / "data.bin").touch()
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 4, 0, 0)
+    (tmp_path / "data.idx").write_bytes(header)
+    with pytest.raises(UserError, match="has documents that do not go"):
+        prepare_train_dataset(empty, tokenizer)
+
+
+def test_negative_tokens_are_refused(
+    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, tmp_path: Path
+) -> None:
+    negative = replace(options, data_path=str(tmp_path / "data"))
+    (tmp_path / "data.bin").write_bytes(struct.pack("<100i", *range(99), -1))
+    index = struct.pack("<9sQBQQiqqq", b"MMIDIDX\x00\x00", 1, 4, 1, 2, 100, 0, 0, 1)
+    (tmp_path / "data.idx").write_bytes(index)
+    with pytest.raises(UserError, match="holds token -1"):
+        prepare_train_dataset(negative, tokenizer)
 
 
 def test_tokens_of_another_vocabulary_are_refused(
