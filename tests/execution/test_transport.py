@@ -12,15 +12,13 @@ from megatron_bamboo.execution.errors import DeadlineExceeded, PeerLost
 from megatron_bamboo.execution.groups import Group
 from megatron_bamboo.execution.mailbox import Mailbox, Message
 from megatron_bamboo.execution.transport import (
-    MAX_CHUNKS,
-    MAX_MICROBATCHES,
-    MAX_STAGES,
     Expected,
     TensorShape,
     Transport,
     tag_of,
 )
 from megatron_bamboo.schedule.actions import Action, Op
+from megatron_bamboo.schedule.schedule import MAX_CHUNKS, MAX_MICROBATCHES, MAX_STAGES
 
 SHAPE = TensorShape((4,), torch.float32, torch.device("cpu"))
 BYTES = 16
