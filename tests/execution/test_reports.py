@@ -21,9 +21,11 @@ def stored(client: StoreClient, step: int) -> StepReport | None:
 
 
 def test_the_first_node_reports_at_once(client: StoreClient) -> None:
-    StepReporter(client).passed(report(1), is_first=True)
+    reporter = StepReporter(client)
+    reporter.passed(report(1), is_first=True)
     client.wait(["passed/1"])
     assert stored(client, 1) == report(1)
+    reporter.finish()
 
 
 def test_others_report_only_when_they_may_be_the_first(client: StoreClient) -> None:
@@ -34,7 +36,7 @@ def test_others_report_only_when_they_may_be_the_first(client: StoreClient) -> N
     client.wait(["passed/3"])
     assert client.count("passed/") == 1
     reporter.repeat()
-    client.wait(["passed/1", "passed/2"])
+    reporter.finish()
     assert [stored(client, step) for step in (1, 2, 3)] == [report(1), report(2), report(3)]
 
 
