@@ -163,7 +163,8 @@ class Executor:
         """Megatron-core's signature: one step's forward and backward passes.
 
         Returns what the loss function reported, by microbatch, where the last stage runs; an
-        empty list elsewhere. The step is the one after the last one finished.
+        empty list elsewhere. The step is the one after the last one finished. Sizes and groups are
+        those that the executor was made with; arguments about Megatron's own groups mean nothing.
 
         Raises:
             ValueError: for a call that this executor was not built for.
@@ -175,7 +176,7 @@ class Executor:
                 f"this schedule has {self._parts.layout.num_microbatches} microbatches, "
                 f"not {num_microbatches}"
             )
-        self.begin_step(self._state.step + 1, _only(data_iterator), forward_step_func)
+        self.begin_step(self._state.step + 1, _first_of(data_iterator), forward_step_func)
         self._execute(until_tail=True)
         reports = self._state.reports if self._view.runs_last_stage() else {}
         return [reports[microbatch] for microbatch in sorted(reports)]
@@ -396,8 +397,6 @@ class Executor:
                 )
 
 
-def _only(data_iterator: Any) -> Iterator[Any]:
-    """The iterator of a model with one chunk a stage, given alone or as Megatron's list."""
-    if isinstance(data_iterator, list):
-        (data_iterator,) = data_iterator
-    return iter(data_iterator)
+def _first_of(data_iterator: Any) -> Iterator[Any]:
+    """The step's microbatches; Megatron's list has an iterator a chunk, all over the same ones."""
+    return iter(data_iterator[0] if isinstance(data_iterator, list) else data_iterator)

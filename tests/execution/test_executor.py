@@ -132,6 +132,36 @@ def test_what_a_program_waits_for_is_expected_when_its_step_begins(bench: Bench)
     assert sorted(bench.transport.expected) == sorted((1, name) for name in receives)
 
 
+@pytest.mark.parametrize("num_iterators", [0, 1, 2])
+def test_data_comes_alone_or_in_megatrons_list(bench: Bench, num_iterators: int) -> None:
+    data: Any = [iter(("a", "b")) for _ in range(max(1, num_iterators))]
+    bench.executor.forward_backward_func(
+        forward_step_func=lambda *_: None,
+        data_iterator=data if num_iterators else data[0],
+        model=None,
+        num_microbatches=2,
+        seq_length=1,
+        micro_batch_size=1,
+    )
+    assert bench.executor._data is not None
+    assert next(bench.executor._data) == "a"
+
+
+def test_other_calls_than_training_steps_are_refused(bench: Bench) -> None:
+    sizes: dict[str, Any] = {"model": None, "seq_length": 1, "micro_batch_size": 1}
+    call = bench.executor.forward_backward_func
+    with pytest.raises(ValueError, match="2 microbatches, not 3"):
+        call(forward_step_func=lambda *_: None, data_iterator=[], num_microbatches=3, **sizes)
+    with pytest.raises(ValueError, match="forward_only"):
+        call(
+            forward_step_func=lambda *_: None,
+            data_iterator=[],
+            num_microbatches=2,
+            forward_only=True,
+            **sizes,
+        )
+
+
 def test_a_shadow_expects_what_its_victim_would_have(bench: Bench) -> None:
     bench.executor.begin_step(1, iter(()), lambda *_: None)
     bench.transport.expected.clear()
