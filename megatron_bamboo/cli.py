@@ -10,6 +10,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+import megatron_bamboo
 from megatron_bamboo.errors import UserError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -27,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; its exit status, 2 for input that the user can mend."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
-    parser = argparse.ArgumentParser(prog="bamboo", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="bamboo", description=megatron_bamboo.__doc__)
+    parser.add_argument("--version", action="version", version=megatron_bamboo.__version__)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module_name, help_text) in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=help_text)
