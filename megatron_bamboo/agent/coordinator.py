@@ -26,7 +26,7 @@ from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss
 
-# A group that no loss has touched outlives its epoch, and may be formed only when it is first used.
+# A pair that no loss has touched outlives its epoch, and may be formed only when it is first used.
 # The second step that passes in an epoch ran in it from beginning to end, so it used every group:
 # from then on nobody needs the rendezvous keys of older epochs.
 STEPS_TO_FORM_GROUPS = 2

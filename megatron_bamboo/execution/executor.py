@@ -1,10 +1,10 @@
 """Runs programs: a table from operation to method, and a short loop.
 
-Between two actions the loop looks whether the plan has changed, and if so follows it: groups and
-channels are remade where the lost node was in them, the program is replaced by what remains, and
-the loop goes on. A failed wait is only a sign of a loss; the loop then waits for the plan that
-says so. Megatron's ``forward_backward_func`` is the forward and backward part of a program; the
-training step runs its tail.
+Between two actions the loop looks whether the plan has changed, and if so follows it: channels are
+made anew where the lost node was in them, collective groups all, the program is replaced by what
+remains, and the loop goes on. A failed wait is only a sign of a loss; the loop then waits for the
+plan that says so. Megatron's ``forward_backward_func`` is the forward and backward part of a
+program; the training step runs its tail.
 """
 
 import time
