@@ -1,0 +1,29 @@
+"""The options of a run: what there is, how it is read and checked, and what follows."""
+
+from megatron_bamboo.config.check import check_options, read_costs
+from megatron_bamboo.config.layout import Layout
+from megatron_bamboo.config.options import (
+    BambooOptions,
+    DataOptions,
+    ModelOptions,
+    OptimizerOptions,
+    Options,
+    ParallelOptions,
+    TrainingOptions,
+)
+from megatron_bamboo.config.parse import UNSUPPORTED, parse_options
+
+__all__ = (
+    "UNSUPPORTED",
+    "BambooOptions",
+    "DataOptions",
+    "Layout",
+    "ModelOptions",
+    "OptimizerOptions",
+    "Options",
+    "ParallelOptions",
+    "TrainingOptions",
+    "check_options",
+    "parse_options",
+    "read_costs",
+)

@@ -1,0 +1,283 @@
+"""Checks the options before any worker starts, without torch, and says what layout follows."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from megatron_bamboo.config.layout import Layout
+from megatron_bamboo.config.options import (
+    BambooOptions,
+    DataOptions,
+    ModelOptions,
+    Options,
+    ParallelOptions,
+    flag_of,
+    value_type,
+)
+from megatron_bamboo.errors import UserError
+from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
+from megatron_bamboo.schedule.redundancy import Redundancy
+from megatron_bamboo.schedule.schedule import MAX_CHUNKS, MAX_MICROBATCHES, MAX_STAGES
+
+LARGEST_SIZE = 2**31 - 1
+# Below, a wait rounds to nothing; above, it is no wait that anyone means.
+SHORTEST_TIMEOUT_MINUTES, LONGEST_TIMEOUT_MINUTES = 0.01, 7 * 24 * 60
+
+
+def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -> Layout:
+    """Check everything that can be checked without a model; return the layout that follows.
+
+    Raises:
+        UserError: with one line that says how to mend it.
+    """
+    model, training, parallel = options.model, options.training, options.parallel
+    _check_sizes(options)
+    _check_recomputation(model)
+    stages = parallel.pipeline_model_parallel_size
+    if stages > MAX_STAGES:
+        raise UserError(
+            f"--pipeline-model-parallel-size {stages} is more than the {MAX_STAGES} stages that a "
+            "pipeline can have: lower it"
+        )
+    _check_tensor_size(options, workers_per_node)
+    if stages > model.num_layers:
+        raise UserError(
+            f"{stages} stages cannot share {model.num_layers} layers: lower "
+            "--pipeline-model-parallel-size or raise --num-layers"
+        )
+    if model.num_layers % stages:
+        raise UserError(
+            f"{model.num_layers} layers cannot be cut into {stages} equal stages: make "
+            f"--num-layers a multiple of --pipeline-model-parallel-size"
+        )
+    chunks = _count_chunks(model.num_layers // stages, parallel)
+    _check_costs(options.bamboo, stages, chunks)
+    if num_nodes % stages:
+        raise UserError(
+            f"{num_nodes} nodes do not make whole pipelines of {stages} stages: start "
+            f"{max(1, num_nodes // stages) * stages} nodes or change "
+            "--pipeline-model-parallel-size"
+        )
+    if stages == 1 and options.bamboo.bamboo_redundancy is not Redundancy.NONE:
+        raise UserError(
+            "a pipeline of one stage has no neighbour to hold its replica: use "
+            "--bamboo-redundancy none or --pipeline-model-parallel-size 2 or more"
+        )
+    pipelines = num_nodes // stages
+    batch = training.global_batch_size or training.micro_batch_size * pipelines
+    if batch % (training.micro_batch_size * pipelines):
+        raise UserError(
+            f"--global-batch-size {batch} does not divide into microbatches of "
+            f"{training.micro_batch_size} over {pipelines} pipelines: make it a multiple of "
+            f"{training.micro_batch_size * pipelines}"
+        )
+    microbatches = batch // (training.micro_batch_size * pipelines)
+    _check_amount(microbatches, training.train_iters, batch)
+    _check_files(options.data)
+    return Layout(
+        num_stages=stages,
+        num_chunks=chunks,
+        num_pipelines=pipelines,
+        num_microbatches=microbatches,
+        global_batch_size=batch,
+        tensor_size=workers_per_node,
+    )
+
+
+def read_costs(options: BambooOptions) -> Costs:
+    """The costs by which redundant forwards are placed in gaps.
+
+    Raises:
+        UserError: the file is not there or holds no costs.
+    """
+    if options.bamboo_costs is None:
+        return EQUAL_COSTS
+    try:
+        return Costs.from_json(Path(options.bamboo_costs).read_text())
+    except OSError as error:
+        raise UserError(f"--bamboo-costs {options.bamboo_costs}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"--bamboo-costs {options.bamboo_costs}: {error}") from error
+
+
+def _check_amount(microbatches: int, train_iters: int, batch: int) -> None:
+    if microbatches > MAX_MICROBATCHES:
+        raise UserError(
+            f"{microbatches} microbatches are more than the {MAX_MICROBATCHES} that a pipeline can "
+            "have: lower --global-batch-size or raise --micro-batch-size"
+        )
+    if train_iters * batch > LARGEST_SIZE:
+        raise UserError(
+            f"{train_iters} steps of {batch} samples are more than {LARGEST_SIZE} samples: lower "
+            "--train-iters or --global-batch-size"
+        )
+
+
+def _check_costs(options: BambooOptions, num_stages: int, num_chunks: int) -> None:
+    costs = read_costs(options)
+    try:
+        costs.check_shape(num_stages, num_chunks)
+    except ValueError as error:
+        raise UserError(f"--bamboo-costs: {error}") from error
+
+
+def _check_recomputation(model: ModelOptions) -> None:
+    is_full = model.recompute_granularity == "full"
+    given = (model.recompute_method is not None, model.recompute_num_layers is not None)
+    if given != (is_full, is_full):
+        raise UserError(
+            "--recompute-method and --recompute-num-layers belong to --recompute-granularity full: "
+            "give all three, or neither of the two"
+        )
+
+
+def _check_tensor_size(options: Options, workers_per_node: int) -> None:
+    size = options.parallel.tensor_model_parallel_size
+    if size != workers_per_node:
+        raise UserError(
+            f"--tensor-model-parallel-size {size} needs bamboo run --workers-per-node {size}, "
+            f"not {workers_per_node}"
+        )
+    if options.model.num_attention_heads % size:
+        raise UserError(
+            f"--num-attention-heads {options.model.num_attention_heads} must be a multiple of "
+            f"--tensor-model-parallel-size {size}"
+        )
+    if options.model.feed_forward_size % size:
+        raise UserError(
+            f"--ffn-hidden-size must be a multiple of the tensor parallel size {size}, not "
+            f"{options.model.feed_forward_size}"
+        )
+    if options.parallel.sequence_parallel and (size == 1 or options.data.seq_length % size):
+        raise UserError(
+            "--sequence-parallel needs --tensor-model-parallel-size 2 or more, and a --seq-length "
+            "that is a multiple of it"
+        )
+
+
+def _count_chunks(layers_per_stage: int, parallel: ParallelOptions) -> int:
+    layers_per_chunk = parallel.num_layers_per_virtual_pipeline_stage or layers_per_stage
+    if layers_per_stage % layers_per_chunk:
+        raise UserError(
+            f"the {layers_per_stage} layers of a stage cannot be cut into chunks of "
+            f"{layers_per_chunk}: change --num-layers-per-virtual-pipeline-stage"
+        )
+    chunks = layers_per_stage // layers_per_chunk
+    if chunks > MAX_CHUNKS:
+        raise UserError(
+            f"{chunks} chunks are more than the {MAX_CHUNKS} that a stage can have: raise "
+            "--num-layers-per-virtual-pipeline-stage"
+        )
+    if chunks > 1 and parallel.pipeline_model_parallel_size == 1:
+        raise UserError(
+            "interleaving needs at least 2 stages: leave out "
+            "--num-layers-per-virtual-pipeline-stage or raise --pipeline-model-parallel-size"
+        )
+    return chunks
+
+
+def _check_sizes(options: Options) -> None:
+    for name, value in _sizes(options):
+        if value < 1:
+            raise UserError(f"{flag_of(name)} must be at least 1, not {value}")
+        if value > LARGEST_SIZE:
+            raise UserError(f"{flag_of(name)} must be at most {LARGEST_SIZE}, not {value}")
+    model = options.model
+    if model.hidden_size % model.num_attention_heads:
+        raise UserError(
+            f"--hidden-size {model.hidden_size} must be a multiple of "
+            f"--num-attention-heads {model.num_attention_heads}"
+        )
+    width = model.hidden_size // model.num_attention_heads
+    if model.position_embedding_type == "rope" and width % 2:
+        raise UserError(
+            f"--position-embedding-type rope needs heads of an even width, not {width}: change "
+            "--hidden-size or --num-attention-heads"
+        )
+    if options.data.seq_length > model.max_position_embeddings:
+        raise UserError(
+            f"--seq-length {options.data.seq_length} needs --max-position-embeddings of at least "
+            f"as much, not {model.max_position_embeddings}"
+        )
+    if model.feed_forward_size < 1:
+        raise UserError(
+            f"--swiglu leaves no feed-forward part at --hidden-size {model.hidden_size}: "
+            "give --ffn-hidden-size"
+        )
+    if not 0 <= options.training.seed < 2**32:
+        raise UserError(f"--seed {options.training.seed} must be at least 0 and below 2**32")
+    _check_ranges(options)
+    _check_learning_rate(options)
+
+
+def _sizes(options: Options) -> Iterator[tuple[str, int]]:
+    """The name and the value of each number of things that is given."""
+    groups = (
+        options.model,
+        options.training,
+        options.optimizer,
+        options.data,
+        options.parallel,
+    )
+    for group in groups:
+        for field in dataclasses.fields(group):
+            value = getattr(group, field.name)
+            is_size = field.name not in ("seed", "lr_warmup_iters")
+            if value_type(field) is int and is_size and value is not None:
+                yield field.name, value
+
+
+def _check_ranges(options: Options) -> None:
+    model, optimizer = options.model, options.optimizer
+    for name, value in (
+        ("attention_dropout", model.attention_dropout),
+        ("hidden_dropout", model.hidden_dropout),
+        ("adam_beta1", optimizer.adam_beta1),
+        ("adam_beta2", optimizer.adam_beta2),
+    ):
+        if not 0.0 <= value < 1.0:
+            raise UserError(f"{flag_of(name)} must be at least 0 and less than 1")
+    for name, value in (
+        ("norm_epsilon", model.norm_epsilon),
+        ("init_method_std", model.init_method_std),
+        ("adam_eps", optimizer.adam_eps),
+    ):
+        if not 0.0 < value < math.inf:
+            raise UserError(f"{flag_of(name)} must be more than 0")
+    minutes = options.parallel.distributed_timeout_minutes
+    if not SHORTEST_TIMEOUT_MINUTES <= minutes <= LONGEST_TIMEOUT_MINUTES:
+        raise UserError(
+            f"--distributed-timeout-minutes must be between {SHORTEST_TIMEOUT_MINUTES} and "
+            f"{LONGEST_TIMEOUT_MINUTES} (a week), not {minutes:g}"
+        )
+
+
+def _check_learning_rate(options: Options) -> None:
+    optimizer, training = options.optimizer, options.training
+    for lowest in (optimizer.min_lr, optimizer.lr_warmup_init):
+        if not 0.0 <= lowest <= optimizer.lr < math.inf:
+            raise UserError("--lr must not be below --min-lr or --lr-warmup-init, and none below 0")
+    if optimizer.lr_warmup_iters < 0:
+        raise UserError("--lr-warmup-iters must not be negative")
+    if optimizer.lr_warmup_iters >= (optimizer.lr_decay_iters or training.train_iters):
+        raise UserError("--lr-warmup-iters must be less than --lr-decay-iters (or --train-iters)")
+    if not (optimizer.clip_grad >= 0.0 and optimizer.weight_decay >= 0.0):
+        raise UserError("--clip-grad and --weight-decay must not be negative")
+
+
+def _check_files(data: DataOptions) -> None:
+    data_hint = "give the prefix that `bamboo preprocess` wrote, without .bin"
+    vocabulary_hint = "give the file that `bamboo preprocess` was given"
+    for flag, path, hint in (
+        ("--data-path", f"{data.data_path}.bin", data_hint),
+        ("--data-path", f"{data.data_path}.idx", data_hint),
+        ("--vocab-file", data.vocab_file, vocabulary_hint),
+        ("--merge-file", data.merge_file, vocabulary_hint),
+    ):
+        try:
+            is_there = Path(path).is_file()
+        except OSError as error:
+            raise UserError(f"{flag}: cannot read {path} ({error.strerror}); {hint}") from error
+        if not is_there:
+            raise UserError(f"{flag}: there is no file {path}; {hint}")

@@ -1,0 +1,161 @@
+"""The options of a training run, under Megatron's flag names; ours begin with ``--bamboo-``.
+
+The dataclasses are the single source: argparse, defaults and help texts are derived from them.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_bamboo.schedule.redundancy import Redundancy
+
+
+def _option(help_text: str, default: Any = dataclasses.MISSING, choices: Sequence[str] = ()) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help_text, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """The shape of the model."""
+
+    num_layers: int = _option("transformer layers")
+    hidden_size: int = _option("width of the residual stream")
+    num_attention_heads: int = _option("attention heads")
+    ffn_hidden_size: int | None = _option(
+        "width of the feed-forward part (default: 4 x hidden; with --swiglu two thirds of it)", None
+    )
+    max_position_embeddings: int = _option("most positions that the model can tell apart")
+    position_embedding_type: str = _option(
+        "how positions are told apart", "learned_absolute", ("learned_absolute", "rope")
+    )
+    untie_embeddings_and_output_weights: bool = _option("give the head a weight of its own", False)
+    normalization: str = _option("kind of normalization", "LayerNorm", ("LayerNorm", "RMSNorm"))
+    norm_epsilon: float = _option("epsilon of the normalization", 1e-5)
+    swiglu: bool = _option("gated linear units with SiLU instead of GELU", False)
+    disable_bias_linear: bool = _option("no biases in linear layers", False)
+    attention_dropout: float = _option("dropout in attention", 0.1)
+    hidden_dropout: float = _option("dropout in the residual stream", 0.1)
+    init_method_std: float = _option("standard deviation of initial weights", 0.02)
+    make_vocab_size_divisible_by: int = _option("pad the vocabulary to a multiple of this", 128)
+    recompute_granularity: str | None = _option(
+        "what is computed again in the backward pass instead of being kept (default: nothing)",
+        None,
+        ("selective", "full"),
+    )
+    recompute_method: str | None = _option(
+        "with full: which layers, uniform groups or a block", None, ("uniform", "block")
+    )
+    recompute_num_layers: int | None = _option("with full: layers in a group or block", None)
+    transformer_impl: str = _option(
+        "layers of Megatron-core or of Transformer Engine (default: the latter where installed)",
+        "auto",
+        ("auto", "local", "transformer_engine"),
+    )
+
+    @property
+    def feed_forward_size(self) -> int:
+        """The width of the feed-forward part, by default as Megatron-LM chooses it."""
+        if self.ffn_hidden_size is not None:
+            return self.ffn_hidden_size
+        # With a gate there is a third matrix: two thirds of the width, in multiples of 64.
+        return int(4 * self.hidden_size * 2 / 3) // 64 * 64 if self.swiglu else 4 * self.hidden_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """How long and on how much data at a time."""
+
+    micro_batch_size: int = _option("samples in a microbatch")
+    global_batch_size: int | None = _option("samples in a step (default: micro x pipelines)", None)
+    train_iters: int = _option("steps to train")
+    seed: int = _option("seed of weights, dropout and the order of samples", 1234)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerOptions:
+    """AdamW, clipping and the learning rate's course."""
+
+    lr: float = _option("highest learning rate")
+    min_lr: float = _option("lowest learning rate", 0.0)
+    lr_decay_style: str = _option(
+        "course of the learning rate",
+        "linear",
+        ("constant", "linear", "cosine", "inverse-square-root"),
+    )
+    lr_decay_iters: int | None = _option("steps until min-lr (default: train-iters)", None)
+    lr_warmup_iters: int = _option("steps of linear warm-up", 0)
+    lr_warmup_init: float = _option("learning rate at the start of the warm-up", 0.0)
+    weight_decay: float = _option("weight decay of matrices", 0.01)
+    adam_beta1: float = _option("decay of the first moment", 0.9)
+    adam_beta2: float = _option("decay of the second moment", 0.999)
+    adam_eps: float = _option("Adam's epsilon", 1e-8)
+    clip_grad: float = _option("clip the gradient to this norm (0: no clipping)", 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOptions:
+    """Where the text is."""
+
+    data_path: str = _option("prefix of the .bin and .idx files")
+    data_cache_path: str | None = _option("folder of index caches (default: beside the data)", None)
+    split: str = _option("weights of training, validation and test parts", "969,30,1")
+    seq_length: int = _option("tokens in a sample")
+    tokenizer_type: str = _option("tokenizer", "GPT2BPETokenizer", ("GPT2BPETokenizer",))
+    vocab_file: str = _option("vocab.json of the tokenizer")
+    merge_file: str = _option("merges.txt of the tokenizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelOptions:
+    """How the model is cut; the number of pipelines follows from the number of nodes."""
+
+    pipeline_model_parallel_size: int = _option("stages of a pipeline", 1)
+    num_layers_per_virtual_pipeline_stage: int | None = _option(
+        "layers of a chunk; fewer than a stage has means interleaving (default: all of them)", None
+    )
+    tensor_model_parallel_size: int = _option("workers of a node, which share its layers", 1)
+    sequence_parallel: bool = _option("share norms and dropouts too, along the sequence", False)
+    distributed_timeout_minutes: float = _option("longest wait for another worker", 10.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BambooOptions:
+    """What this project adds."""
+
+    bamboo_redundancy: Redundancy = _option(
+        "redundant forward passes: none (no replicas), lazy (after a loss), eager (always) or "
+        "bubble (where a pipeline waits anyway)",
+        Redundancy.LAZY,
+        tuple(Redundancy),
+    )
+    bamboo_costs: str | None = _option(
+        "with bubble: JSON file of what forwards and backwards take (default: 1 and 2)",
+        None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """All options of a run."""
+
+    model: ModelOptions
+    training: TrainingOptions
+    optimizer: OptimizerOptions
+    data: DataOptions
+    parallel: ParallelOptions
+    bamboo: BambooOptions
+
+
+def flag_of(name: str) -> str:
+    """The flag of an option."""
+    return "--" + name.replace("_", "-")
+
+
+def value_type(field: dataclasses.Field[Any]) -> Any:
+    """The type of an option's value, without its "or None"."""
+    if isinstance(field.type, types.UnionType):
+        return next(kind for kind in typing.get_args(field.type) if kind is not types.NoneType)
+    return field.type

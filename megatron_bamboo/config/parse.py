@@ -1,0 +1,109 @@
+"""Reads Megatron's flags into options.
+
+What Megatron has and this project does not support yet is refused by name, so that nothing ever
+trains silently wrong.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from megatron_bamboo.config.options import Options, flag_of, value_type
+from megatron_bamboo.errors import UserError
+
+# Flags of Megatron-LM that its users know and that would train something else if ignored.
+UNSUPPORTED: Mapping[str, str] = {
+    "--bf16": "bfloat16",
+    "--fp16": "float16",
+    "--use-distributed-optimizer": "the distributed optimizer",
+    "--context-parallel-size": "context parallelism",
+    "--expert-model-parallel-size": "expert parallelism",
+    "--num-experts": "mixtures of experts",
+    "--num-virtual-stages-per-pipeline-rank": "interleaving by the number of chunks",
+    "--overlap-grad-reduce": "overlapped gradient reduction",
+    "--overlap-param-gather": "overlapped parameter gather",
+    "--save": "saving checkpoints",
+    "--load": "loading checkpoints",
+    "--save-interval": "saving checkpoints",
+    "--rampup-batch-size": "a growing batch",
+    "--train-samples": "a run length in samples",
+    "--eval-iters": "evaluation",
+    "--eval-interval": "evaluation",
+    "--group-query-attention": "grouped-query attention",
+    "--reset-position-ids": "positions that start anew at each document",
+    "--reset-attention-mask": "attention that ends at documents",
+    "--eod-mask-loss": "masking the end of documents",
+    "--log-interval": "another log interval than every iteration",
+}
+
+
+def parse_options(argv: Sequence[str]) -> Options:
+    """Read Megatron's flags.
+
+    Raises:
+        UserError: with one line that names the bad flag.
+    """
+    parser = _Parser(allow_abbrev=False)
+    groups = {field.name: _option_class(field) for field in dataclasses.fields(Options)}
+    for option_class in groups.values():
+        _add_group(parser, option_class)
+    for flag in UNSUPPORTED:
+        parser.add_argument(flag, action=_Refuse, nargs="*", help=argparse.SUPPRESS)
+    known, unknown = parser.parse_known_args(list(argv))
+    if unknown:
+        raise UserError(_unknown_flag(unknown[0], parser))
+    values = vars(known)
+    return Options(
+        **{
+            name: option_class(**{f.name: values[f.name] for f in dataclasses.fields(option_class)})
+            for name, option_class in groups.items()
+        }
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the list of all flags before it."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        raise UserError(message)
+
+
+class _Refuse(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        flag = self.option_strings[0]
+        parser.error(f"{flag}: {UNSUPPORTED[flag]} is not supported yet; leave the flag out")
+
+
+def _unknown_flag(word: str, parser: argparse.ArgumentParser) -> str:
+    if not word.startswith("--"):
+        return f"{word} is neither a flag nor the value of one"
+    flag = word.partition("=")[0]
+    flags = [name for action in parser._actions for name in action.option_strings]
+    near = difflib.get_close_matches(flag, flags, n=1)
+    return f"there is no flag {flag}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _add_group(parser: argparse.ArgumentParser, option_class: type) -> None:
+    group = parser.add_argument_group(str(option_class.__doc__))
+    for field in dataclasses.fields(option_class):
+        help_text = field.metadata["help"]
+        if value_type(field) is bool:
+            group.add_argument(flag_of(field.name), action="store_true", help=help_text)
+            continue
+        required = field.default is dataclasses.MISSING
+        group.add_argument(
+            flag_of(field.name),
+            type=value_type(field),
+            required=required,
+            default=None if required else field.default,
+            choices=tuple(value_type(field)(c) for c in field.metadata["choices"]) or None,
+            help=help_text if required or field.default is None else f"{help_text} (%(default)s)",
+        )
+
+
+def _option_class(field: dataclasses.Field[Any]) -> type:
+    assert isinstance(field.type, type)
+    return field.type
