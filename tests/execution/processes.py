@@ -43,5 +43,5 @@ def _run(log: str, module: str, function: str, arguments: tuple[Any, ...]) -> No
 
 def worker_logs(job: Job) -> str:
     """What the product's workers printed, a headline for each."""
-    logs = sorted((Path(job.folder) / "job" / "logs").glob("*.log"))
+    logs = sorted((job.job_dir / "logs").glob("*.log"))
     return "".join(f"\n--- {log.name}\n{log.read_text()}" for log in logs)

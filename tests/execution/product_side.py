@@ -5,53 +5,36 @@ each microbatch's loss, and the gradients just before they are applied.
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from product_job import run_product, train
 from safetensors.torch import load_file
 from trained_stages import Job, StageTensors, save_stage
-from user_script import forward_step
 
-from megatron_bamboo.agent.agent import forked_node, forked_worker
-from megatron_bamboo.agent.environment import prepare_environment
-from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec
-from megatron_bamboo.agent.run_job import Outcome, Status, run_job
+from megatron_bamboo.agent.run_job import Status
 from megatron_bamboo.execution.executor import Executor
 from megatron_bamboo.model.stage import Stage
-from megatron_bamboo.training import pretrain
-
-DEADLINES = Deadlines(startup_seconds=60, stall_seconds=60, store_seconds=60)
 
 
 def train_job(job: Job, result: Path) -> None:
     """Train with one worker a stage, and leave every stage in the folder ``result``."""
-    outcome = _run(job, lambda: _work(job, result))
+    outcome = run_product(job.flags, job.num_workers, job.job_dir, lambda: _work(job, result))
     assert outcome.status is Status.FINISHED, outcome.message
 
 
 def fail_to_train(job: Job, expected: str) -> None:
     """Train as far as it goes; it must end with this message."""
-    outcome = _run(job, lambda: pretrain(forward_step, job.flags))
+    outcome = run_product(job.flags, job.num_workers, job.job_dir, lambda: train(job.flags))
     assert (outcome.status, outcome.lost) == (Status.FAILED, ()), outcome
     assert expected in outcome.message, outcome.message
-
-
-def _run(job: Job, work: Callable[[], int]) -> Outcome:
-    job_dir = Path(job.folder) / "job"
-    job_dir.mkdir()
-    os.environ.update(prepare_environment(job_dir, job.num_workers, 1))
-    assert pretrain(forward_step, job.flags) == 0
-    nodes = tuple(f"node{number}" for number in range(job.num_workers))
-    spec = JobSpec(nodes, JobShape.read(job_dir), job_dir, deadlines=DEADLINES)
-    return run_job(spec, forked_node(forked_worker(work)), lambda _line: None)
 
 
 def _work(job: Job, result: Path) -> int:
     pipeline, stage = divmod(int(os.environ["BAMBOO_NODE"].removeprefix("node")), job.num_stages)
     tensors = _recorded(job, pipeline)
-    status = pretrain(forward_step, job.flags)
-    state = Path(job.folder) / "job" / "state" / f"{os.environ['BAMBOO_NODE']}-stage{stage}"
+    status = train(job.flags)
+    state = job.job_dir / "state" / f"{os.environ['BAMBOO_NODE']}-stage{stage}"
     saved = load_file(f"{state}-primary.safetensors")
     tensors |= {f"state/{name}": value for name, value in saved.items()}
     save_stage(result, pipeline, stage, tensors)

@@ -102,7 +102,7 @@ def test_workers_print_nothing(both: Both) -> None:
 
 
 def test_the_reported_loss_and_norm_are_those_of_the_step(both: Both) -> None:
-    lines = (Path(both.job.folder) / "job" / "losses.jsonl").read_text().splitlines()
+    lines = (both.job.job_dir / "losses.jsonl").read_text().splitlines()
     for report in map(json.loads, lines):
         step = report["step"]
         assert float.fromhex(report["loss"]) == mean(both.of_megatron(f"loss/{step}/"))

@@ -34,6 +34,11 @@ class Job:
         return self.num_stages * self.num_pipelines
 
     @property
+    def job_dir(self) -> Path:
+        """What the product's run leaves."""
+        return Path(self.folder) / "job"
+
+    @property
     def flags(self) -> tuple[str, ...]:
         """Megatron's flags: no dropout, no clipping, a learning rate that changes each step."""
         batch = 2 * self.num_pipelines * self.num_microbatches

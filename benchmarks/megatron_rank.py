@@ -1,0 +1,272 @@
+"""One rank of a training by Megatron-core alone: its schedule, P2P, DDP, optimizer, global state.
+
+Only the initial weights and the text come from the product. What a rank does is what Megatron-LM's
+``pretrain`` does with a GPT on a pipeline, over gloo and on a CPU. The parity tests compare its
+bits with the product's, ``throughput.py`` its times.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.optimizer import (
+    MegatronOptimizer,
+    OptimizerConfig,
+    get_megatron_optimizer,
+    get_standard_config_overrides,
+    optimizer,
+)
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.schedules import (
+    forward_backward_pipelining_with_interleaving,
+    forward_backward_pipelining_without_interleaving,
+)
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor, nn
+from user_script import forward_step
+
+from megatron_bamboo.config import Layout, ModelOptions, Options
+from megatron_bamboo.data.gpt_dataset import TrainDataOptions, build_train_dataset, collate
+from megatron_bamboo.data.tokenizer import GPT2BPETokenizer, padded_vocab_size
+from megatron_bamboo.execution import local_groups
+from megatron_bamboo.model import cpu
+from megatron_bamboo.model.gpt import ChunkPlace, build_chunk, places_of_stage, units_of
+from megatron_bamboo.model.randomness import DropoutSeeds
+
+RENDEZVOUS_SECONDS = 60
+SCHEDULES = (
+    forward_backward_pipelining_without_interleaving,
+    forward_backward_pipelining_with_interleaving,
+)
+
+
+class MegatronRank:
+    """A rank that trains; its process does nothing else."""
+
+    def __init__(self, options: Options, layout: Layout, rank: int, rendezvous: Path) -> None:
+        _start_megatron(layout, rank, rendezvous)
+        self._options = options
+        self._layout = layout
+        self.stage = parallel_state.get_pipeline_model_parallel_rank()
+        self.pipeline = parallel_state.get_data_parallel_rank()
+        self._places = places_of_stage(self.stage, layout, options.model.num_layers)
+        self.model = [
+            _build_chunk(options, layout, place, c) for c, place in enumerate(self._places)
+        ]
+        self.optimizer, self._scheduler = _build_optimizer(
+            options, self.model, layout.global_batch_size
+        )
+        for chunk in self.model:
+            chunk.config.grad_scale_func = self.optimizer.scale_loss
+        self._dataset = _build_dataset(options, layout.global_batch_size)
+        self._forward_backward = get_forward_backward_func()
+        assert self._forward_backward is SCHEDULES[layout.num_chunks > 1]
+
+    def forward_backward(self, step: int) -> list[Any]:
+        """A step's forward and backward passes, its reduction included.
+
+        Returns what the loss function reported, by microbatch, on the last stage; an empty list
+        elsewhere.
+        """
+        for chunk in self.model:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        reports: list[Any] = self._forward_backward(
+            forward_step_func=forward_step,
+            data_iterator=[self._microbatches(step) for _ in self.model],
+            model=self.model,
+            num_microbatches=self._layout.num_microbatches,
+            seq_length=self._options.data.seq_length,
+            micro_batch_size=self._options.training.micro_batch_size,
+        )
+        return reports
+
+    def apply(self) -> None:
+        """Clip, and let the optimizer take the step."""
+        was_applied, _norm, _zeros = self.optimizer.step()
+        assert was_applied
+        self._scheduler.step(increment=self._layout.global_batch_size)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The stage's parameters, named by unit as the product names them."""
+        for chunk, place in zip(self.model, self._places, strict=True):
+            yield from _named(chunk.module, place)
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the stage's state as ``unit/parameter/kind``."""
+        (inner,) = self.optimizer.chained_optimizers
+        for name, parameter in self.named_parameters():
+            yield f"{name}/parameter", parameter.detach()
+            for kind, value in inner.optimizer.state[parameter].items():
+                yield f"{name}/{kind}", torch.as_tensor(value)
+
+    def _microbatches(self, step: int) -> Iterator[dict[str, Tensor]]:
+        """As Megatron's sequential sampler deals them out."""
+        size = self._options.training.micro_batch_size
+        for microbatch in range(self._layout.num_microbatches):
+            number = (step - 1) * self._layout.total_microbatches
+            number += microbatch * self._layout.num_pipelines + self.pipeline
+            indices = range(number * size, (number + 1) * size)
+            yield collate(self._dataset[index] for index in indices)
+
+
+def _start_megatron(layout: Layout, rank: int, rendezvous: Path) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    cpu.install()
+    # Megatron's own takes CUDA tensors alone; this is what the product calls.
+    optimizer.clip_grad_by_total_norm_fp32 = _clip
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=layout.num_stages * layout.num_pipelines,
+        timeout=timedelta(seconds=RENDEZVOUS_SECONDS),
+    )
+    parallel_state.initialize_model_parallel(
+        pipeline_model_parallel_size=layout.num_stages,
+        virtual_pipeline_model_parallel_size=layout.num_chunks if layout.num_chunks > 1 else None,
+        create_gloo_process_groups=False,
+    )
+    model_parallel_cuda_manual_seed(1234)
+
+
+def _clip(
+    parameters: Sequence[nn.Parameter],
+    max_norm: float,
+    total_norm: float,
+    use_decoupled_grad: bool = False,
+) -> None:
+    assert not use_decoupled_grad
+    nn.utils.clip_grads_with_norm_(parameters, max_norm, torch.tensor(total_norm))
+
+
+def _build_chunk(
+    options: Options, layout: Layout, place: ChunkPlace, number: int
+) -> DistributedDataParallel:
+    model, vocab_size = options.model, _vocab_size(options)
+    config = _config(model, layout)
+    chunk = number if layout.num_chunks > 1 else None
+    module = GPTModel(
+        config=config,
+        transformer_layer_spec=get_gpt_layer_local_spec(),
+        vocab_size=vocab_size,
+        max_sequence_length=model.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
+        share_embeddings_and_output_weights=not model.untie_embeddings_and_output_weights,
+        vp_stage=chunk,
+    )
+    _copy_initial_weights(module, options, place, vocab_size)
+    return DistributedDataParallel(config, DistributedDataParallelConfig(), module)
+
+
+def _config(model: ModelOptions, layout: Layout) -> TransformerConfig:
+    return TransformerConfig(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        attention_dropout=model.attention_dropout,
+        hidden_dropout=model.hidden_dropout,
+        pipeline_model_parallel_size=layout.num_stages,
+        virtual_pipeline_model_parallel_size=layout.num_chunks if layout.num_chunks > 1 else None,
+        pipeline_dtype=torch.float32,
+        batch_p2p_comm=False,
+        use_cpu_initialization=True,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        cuda_graph_scope=[],
+        finalize_model_grads_func=finalize_model_grads,
+    )
+
+
+def _copy_initial_weights(
+    module: GPTModel, options: Options, place: ChunkPlace, vocab_size: int
+) -> None:
+    alone = ProcessGroupCollection()
+    for name in local_groups._MEMBERSHIPS:
+        setattr(alone, name, parallel_state.get_tensor_model_parallel_group())
+    seed = options.training.seed
+    source = build_chunk(
+        options.model, options.parallel, place, vocab_size, seed, alone, DropoutSeeds(seed)
+    )
+    weights = dict(_named(source, place))
+    with torch.no_grad():
+        for name, parameter in _named(module, place):
+            parameter.copy_(weights.pop(name))
+    assert not weights, f"Megatron's stage has no {sorted(weights)}"
+
+
+def _build_optimizer(
+    options: Options, model: list[DistributedDataParallel], batch: int
+) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
+    chosen, train_iters = options.optimizer, options.training.train_iters
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=chosen.lr,
+        min_lr=chosen.min_lr,
+        weight_decay=chosen.weight_decay,
+        adam_beta1=chosen.adam_beta1,
+        adam_beta2=chosen.adam_beta2,
+        adam_eps=chosen.adam_eps,
+        clip_grad=chosen.clip_grad,
+    )
+    overrides = get_standard_config_overrides(config)
+    made = get_megatron_optimizer(config, model, overrides, use_gloo_process_groups=False)
+    scheduler = OptimizerParamScheduler(
+        made,
+        init_lr=chosen.lr_warmup_init,
+        max_lr=chosen.lr,
+        min_lr=chosen.min_lr,
+        lr_warmup_steps=chosen.lr_warmup_iters * batch,
+        lr_decay_steps=train_iters * batch,
+        lr_decay_style=chosen.lr_decay_style,
+        start_wd=chosen.weight_decay,
+        end_wd=chosen.weight_decay,
+        wd_incr_steps=train_iters * batch,
+        wd_incr_style="constant",
+    )
+    return made, scheduler
+
+
+def _tokenizer(options: Options) -> GPT2BPETokenizer:
+    return GPT2BPETokenizer(options.data.vocab_file, options.data.merge_file)
+
+
+def _vocab_size(options: Options) -> int:
+    size = _tokenizer(options).vocab_size
+    return padded_vocab_size(size, options.model.make_vocab_size_divisible_by)
+
+
+def _build_dataset(options: Options, batch: int) -> Any:
+    data = TrainDataOptions(
+        data_path=options.data.data_path,
+        sequence_length=options.data.seq_length,
+        seed=options.training.seed,
+        num_samples=options.training.train_iters * batch,
+        split=options.data.split,
+        cache_path=options.data.data_cache_path,
+    )
+    return build_train_dataset(data, _tokenizer(options))
+
+
+def _named(chunk: GPTModel, place: ChunkPlace) -> Iterator[tuple[str, nn.Parameter]]:
+    for unit, parts in units_of(chunk, place).items():
+        for name, parameter in parts.named_parameters():
+            yield f"{unit}/{name}", parameter

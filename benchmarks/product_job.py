@@ -1,0 +1,44 @@
+"""A job of the product on this machine, as ``bamboo run`` runs it, with forked workers.
+
+So whoever runs it may look into the workers: they are its own processes' children.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from user_script import forward_step
+
+from megatron_bamboo.agent.agent import forked_node, forked_worker
+from megatron_bamboo.agent.environment import prepare_environment
+from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec
+from megatron_bamboo.agent.run_job import Outcome, run_job
+from megatron_bamboo.training import pretrain
+
+DEADLINES = Deadlines(startup_seconds=60, stall_seconds=60, store_seconds=60)
+
+
+def train(flags: Sequence[str]) -> int:
+    """Do this process's part of the job, by its environment; the exit status."""
+    return pretrain(forward_step, flags)
+
+
+def run_product(
+    flags: Sequence[str],
+    num_nodes: int,
+    job_dir: Path,
+    work: Callable[[], int],
+    deadlines: Deadlines = DEADLINES,
+) -> Outcome:
+    """Prepare and run a job.
+
+    Args:
+        job_dir: made here; everything the job leaves is in it.
+        work: what a worker does; in the end it calls ``train`` with the same flags.
+    """
+    job_dir.mkdir()
+    os.environ.update(prepare_environment(job_dir, num_nodes, 1))
+    assert train(flags) == 0
+    nodes = tuple(f"node{number}" for number in range(num_nodes))
+    spec = JobSpec(nodes, JobShape.read(job_dir), job_dir, deadlines=deadlines)
+    return run_job(spec, forked_node(forked_worker(work)), lambda _line: None)
