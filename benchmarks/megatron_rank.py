@@ -6,7 +6,7 @@ bits with the product's, ``throughput.py`` its times.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from megatron.core.optimizer import (
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.pipeline_parallel.schedules import (
+    forward_backward_no_pipelining,
     forward_backward_pipelining_with_interleaving,
     forward_backward_pipelining_without_interleaving,
 )
@@ -44,29 +45,41 @@ from megatron_bamboo.config import Layout, ModelOptions, Options
 from megatron_bamboo.data.gpt_dataset import TrainDataOptions, build_train_dataset, collate
 from megatron_bamboo.data.tokenizer import GPT2BPETokenizer, padded_vocab_size
 from megatron_bamboo.execution import local_groups
+from megatron_bamboo.execution.compute import ForwardStepFunc
 from megatron_bamboo.model import cpu
 from megatron_bamboo.model.gpt import ChunkPlace, build_chunk, places_of_stage, units_of
 from megatron_bamboo.model.randomness import DropoutSeeds
 
 RENDEZVOUS_SECONDS = 60
-SCHEDULES = (
-    forward_backward_pipelining_without_interleaving,
-    forward_backward_pipelining_with_interleaving,
-)
 
 
 class MegatronRank:
-    """A rank that trains; its process does nothing else."""
+    """A rank that trains; its process does nothing else.
 
-    def __init__(self, options: Options, layout: Layout, rank: int, rendezvous: Path) -> None:
-        _start_megatron(layout, rank, rendezvous)
+    Args:
+        rendezvous: where the ranks find each other; a file that is not there yet.
+        group_size: how many microbatches go through a chunk in a row, if it is not Megatron's
+            default, the number of stages.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        layout: Layout,
+        rank: int,
+        rendezvous: Path,
+        group_size: int | None = None,
+    ) -> None:
+        if not dist.is_initialized():  # else this process has trained the same layout before
+            _start_megatron(layout, rank, rendezvous)
         self._options = options
         self._layout = layout
         self.stage = parallel_state.get_pipeline_model_parallel_rank()
         self.pipeline = parallel_state.get_data_parallel_rank()
         self._places = places_of_stage(self.stage, layout, options.model.num_layers)
+        config = _config(options.model, layout, group_size)
         self.model = [
-            _build_chunk(options, layout, place, c) for c, place in enumerate(self._places)
+            _build_chunk(config, options, place, c) for c, place in enumerate(self._places)
         ]
         self.optimizer, self._scheduler = _build_optimizer(
             options, self.model, layout.global_batch_size
@@ -75,9 +88,11 @@ class MegatronRank:
             chunk.config.grad_scale_func = self.optimizer.scale_loss
         self._dataset = _build_dataset(options, layout.global_batch_size)
         self._forward_backward = get_forward_backward_func()
-        assert self._forward_backward is SCHEDULES[layout.num_chunks > 1]
+        assert self._forward_backward is _schedule_of(layout)
 
-    def forward_backward(self, step: int) -> list[Any]:
+    def forward_backward(
+        self, step: int, forward_step_func: ForwardStepFunc = forward_step
+    ) -> list[Any]:
         """A step's forward and backward passes, its reduction included.
 
         Returns what the loss function reported, by microbatch, on the last stage; an empty list
@@ -87,7 +102,7 @@ class MegatronRank:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         reports: list[Any] = self._forward_backward(
-            forward_step_func=forward_step,
+            forward_step_func=forward_step_func,
             data_iterator=[self._microbatches(step) for _ in self.model],
             model=self.model,
             num_microbatches=self._layout.num_microbatches,
@@ -125,6 +140,15 @@ class MegatronRank:
             yield collate(self._dataset[index] for index in indices)
 
 
+def _schedule_of(layout: Layout) -> Callable[..., Any]:
+    """The function of Megatron-core that trains this layout."""
+    if layout.num_stages == 1:
+        return forward_backward_no_pipelining
+    if layout.num_chunks == 1:
+        return forward_backward_pipelining_without_interleaving
+    return forward_backward_pipelining_with_interleaving
+
+
 def _start_megatron(layout: Layout, rank: int, rendezvous: Path) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -157,11 +181,10 @@ def _clip(
 
 
 def _build_chunk(
-    options: Options, layout: Layout, place: ChunkPlace, number: int
+    config: TransformerConfig, options: Options, place: ChunkPlace, number: int
 ) -> DistributedDataParallel:
     model, vocab_size = options.model, _vocab_size(options)
-    config = _config(model, layout)
-    chunk = number if layout.num_chunks > 1 else None
+    chunk = None if config.virtual_pipeline_model_parallel_size is None else number
     module = GPTModel(
         config=config,
         transformer_layer_spec=get_gpt_layer_local_spec(),
@@ -176,7 +199,7 @@ def _build_chunk(
     return DistributedDataParallel(config, DistributedDataParallelConfig(), module)
 
 
-def _config(model: ModelOptions, layout: Layout) -> TransformerConfig:
+def _config(model: ModelOptions, layout: Layout, group_size: int | None) -> TransformerConfig:
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -185,6 +208,7 @@ def _config(model: ModelOptions, layout: Layout) -> TransformerConfig:
         hidden_dropout=model.hidden_dropout,
         pipeline_model_parallel_size=layout.num_stages,
         virtual_pipeline_model_parallel_size=layout.num_chunks if layout.num_chunks > 1 else None,
+        microbatch_group_size_per_vp_stage=group_size,
         pipeline_dtype=torch.float32,
         batch_p2p_comm=False,
         use_cpu_initialization=True,

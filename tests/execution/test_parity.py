@@ -16,7 +16,7 @@ import pytest
 import torch
 from processes import run_processes, worker_logs
 from torch import Tensor
-from trained_stages import Job, StageTensors, load_stages
+from trained_stages import Job, Run, StageTensors, load_stages
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
@@ -66,7 +66,8 @@ def both(
 ) -> Both:
     folder = tmp_path_factory.mktemp("parity")
     *sizes, num_chunks = request.param
-    job = Job(*sizes, str(folder), data_flags, num_chunks=num_chunks)
+    num_layers = max(4, sizes[0] * num_chunks)
+    job = Job(*sizes, str(folder), data_flags, num_chunks=num_chunks, num_layers=num_layers)
     # The product's prepare phase builds the data's indices, which Megatron's side then reads.
     product = run_side(context, job, "product")
     return Both(job, run_side(context, job, "megatron"), product)
@@ -125,7 +126,7 @@ def run_side(context: ForkServerContext, job: Job, side: str) -> dict[str, Stage
     """Train on one side; by pipeline and stage what it left."""
     result = Path(job.folder) / side
     if side == "megatron":
-        ranks = [(job, rank, result) for rank in range(job.num_workers)]
+        ranks = [([Run(job, result)], rank) for rank in range(job.num_workers)]
         run_processes(context, job, "megatron_side", "train_rank", ranks)
     else:
         run_processes(context, job, "product_side", "train_job", [(job, result)])

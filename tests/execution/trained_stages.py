@@ -1,11 +1,12 @@
-"""What one run leaves for the parity test, and the job that both sides run.
+"""What one run leaves for the parity tests, and the job that all sides run.
 
 A file for each stage of each pipeline, its tensors named by what they are:
 ``loss/<step>/<global microbatch>`` (the last stage's), ``gradient/<step>/<unit>/<parameter>`` after
 the reduction, and ``state/<unit>/<parameter>/<kind>`` after the last step.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
@@ -14,6 +15,7 @@ from torch import Tensor
 from megatron_bamboo.config import Layout, Options, check_options, parse_options
 
 StageTensors = dict[str, Tensor]
+Stages = Mapping[str, StageTensors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class Job:
     data_flags: tuple[str, ...]
     more_flags: tuple[str, ...] = ()
     num_chunks: int = 1
+    num_layers: int = 4
+    num_steps: int = 4
 
     @property
     def num_workers(self) -> int:
@@ -39,16 +43,22 @@ class Job:
         return Path(self.folder) / "job"
 
     @property
+    def rendezvous(self) -> Path:
+        """Where Megatron's ranks find each other."""
+        return Path(self.folder) / "rendezvous"
+
+    @property
     def flags(self) -> tuple[str, ...]:
         """Megatron's flags: no dropout, no clipping, a learning rate that changes each step."""
         batch = 2 * self.num_pipelines * self.num_microbatches
-        num_virtual = self.num_stages * self.num_chunks
-        num_layers = max(4, num_virtual)
+        layers_per_chunk = self.num_layers // (self.num_stages * self.num_chunks)
         return (
-            *("--num-layers", str(num_layers), "--hidden-size", "32", "--num-attention-heads", "4"),
-            *("--num-layers-per-virtual-pipeline-stage", str(num_layers // num_virtual)),
+            *("--num-layers", str(self.num_layers)),
+            *("--hidden-size", "32", "--num-attention-heads", "4"),
+            *("--num-layers-per-virtual-pipeline-stage", str(layers_per_chunk)),
             *("--seq-length", "16", "--max-position-embeddings", "16"),
-            *("--micro-batch-size", "2", "--global-batch-size", str(batch), "--train-iters", "4"),
+            *("--micro-batch-size", "2", "--global-batch-size", str(batch)),
+            *("--train-iters", str(self.num_steps)),
             *("--lr", "1e-2", "--min-lr", "1e-4", "--lr-warmup-iters", "1"),
             *("--lr-decay-style", "cosine", "--weight-decay", "0.1", "--clip-grad", "0"),
             *("--attention-dropout", "0", "--hidden-dropout", "0"),
@@ -67,10 +77,30 @@ class Job:
         """Megatron's sampler gives each global microbatch to the next pipeline."""
         return microbatch * self.num_pipelines + pipeline
 
+    def in_one_process(self) -> "Job":
+        """The same model on the same batches, uncut."""
+        total = self.num_pipelines * self.num_microbatches
+        return replace(self, num_stages=1, num_pipelines=1, num_microbatches=total, num_chunks=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training, and the folder where each rank leaves its stage.
+
+    Args:
+        group_size: how many microbatches go through a chunk in a row; Megatron's default if None.
+        weights: what each microbatch counts, not 1 where a test wants to see that it is noticed.
+    """
+
+    job: Job
+    result: Path
+    group_size: int | None = None
+    weights: tuple[float, ...] = ()
+
 
 def save_stage(folder: Path, pipeline: int, stage: int, tensors: StageTensors) -> None:
     """Leave one stage's tensors."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     save_file(copies, folder / f"pipeline{pipeline}-stage{stage}.safetensors")
 
