@@ -41,8 +41,7 @@ def complaints(job: FinishedJob, expected: Expected, undisturbed: Path) -> list[
         _state_files,
     ]
     found = [text for check in checks for text in check(job, expected)]
-    victims = frozenset(expected.victims)
-    found += work_complaints(job, expected.shape, expected.redundancy, victims)
+    found += work_complaints(job, expected.shape, expected.redundancy)
     return [*found, *_differences(job, undisturbed)]
 
 

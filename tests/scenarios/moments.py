@@ -1,22 +1,27 @@
-"""The moments at which the sweep kills a node.
+"""The moments at which the sweep kills a node, each just before an action of its program.
 
-Just before a forward, a backward, a send and a receive of the first, a middle and the last
-microbatch, on each stage, in both modes of redundancy, with one, two and three pipelines (with two
-members a sum has the same bits in any order, so that some errors show only with three).
+A part of the sweep is a list of campaigns: a job, and which actions of its schedule are a node's
+last. Only what the product's own schedule holds is planned, so no moment is planned that never
+comes. Jobs have one, two and three pipelines: with two members a sum has the same bits in any
+order, so that some errors show only with three.
 """
 
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from tiny_gpt import Shape
 
-from megatron_bamboo.schedule.actions import Action, Op
+from megatron_bamboo.schedule.actions import COMPUTE_OPS, RECEIVE_OPS, SEND_OPS, Action, Op
+from megatron_bamboo.schedule.redundancy import Redundancy
 
-MODES = ("lazy", "eager")
-NUMBERS_OF_PIPELINES = (1, 2, 3)
+MODES = (Redundancy.LAZY, Redundancy.EAGER)
+MODES_WITH_REPLICAS = (*MODES, Redundancy.BUBBLE)
 FATAL_STEP = 2
 SEED = 20251129
+ALL_OPS = COMPUTE_OPS | SEND_OPS | RECEIVE_OPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +29,16 @@ class Moment:
     """One case: this node dies just before this action."""
 
     shape: Shape
-    redundancy: str
+    redundancy: Redundancy
     pipeline: int
     action: Action
 
     @property
     def victim(self) -> str:
-        """The node to die."""
-        return self.shape.node(self.pipeline, self.action.stage)
+        """The node to die: the one that runs the action."""
+        rank = self.shape.schedule(self.redundancy).rank_of(self.action)
+        assert rank is not None
+        return self.shape.node(self.pipeline, rank)
 
     @property
     def injection(self) -> str:
@@ -42,41 +49,104 @@ class Moment:
         return f"{self.shape}-{self.redundancy}-pipeline{self.pipeline}-{self.action}"
 
 
-def full_part() -> list[Moment]:
-    """Every moment, with two, three and four stages."""
-    return [m for num_stages in (3, 2, 4) for m in _moments(num_stages)]
+class Pick(StrEnum):
+    """Which of the actions that differ in nothing but the microbatch."""
+
+    FIRST = "first"
+    MIDDLE = "middle"
+    LAST = "last"
+    DRAWN = "drawn"  # one by lot
+    EVERY = "every"  # in every pipeline, else in one by lot
+
+    def of(self, actions: Sequence[Action], lot: random.Random) -> Sequence[Action]:
+        """The chosen of the actions, which are in the order of their microbatches."""
+        match self:
+            case Pick.FIRST:
+                return actions[:1]
+            case Pick.MIDDLE:
+                return [actions[len(actions) // 2]]
+            case Pick.LAST:
+                return actions[-1:]
+            case Pick.DRAWN:
+                return [lot.choice(actions)]
+            case Pick.EVERY:
+                return actions
 
 
-def ci_part() -> list[Moment]:
-    """With three stages each stage, operation, mode and number of pipelines, at one microbatch."""
-    by_stratum: dict[tuple[object, ...], list[Moment]] = {}
-    for m in _moments(3):
-        stratum = (m.action.stage, m.action.op, m.redundancy, m.shape.num_pipelines)
-        by_stratum.setdefault(stratum, []).append(m)
-    chosen = random.Random(SEED)
-    return [chosen.choice(moments) for moments in by_stratum.values()]
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """One job, lost a node at each of some of its actions."""
+
+    shape: Shape
+    redundancy: Redundancy
+    picks: tuple[Pick, ...]
+    ops: frozenset[Op] = ALL_OPS
+
+    def moments(self) -> Iterator[Moment]:
+        """By operation, stage and chunk, and there by microbatch."""
+        lot = random.Random(f"{SEED} {self.shape} {self.redundancy}")
+        pipelines = range(self.shape.num_pipelines)
+        for actions in self._kinds():
+            chosen = {action for pick in self.picks for action in pick.of(actions, lot)}
+            for action in sorted(chosen):
+                hit = pipelines if Pick.EVERY in self.picks else [lot.choice(pipelines)]
+                for pipeline in hit:
+                    yield Moment(self.shape, self.redundancy, pipeline, action)
+
+    def _kinds(self) -> Iterator[list[Action]]:
+        """The actions of a pipeline, those together that differ only in the microbatch."""
+        programs = self.shape.schedule(self.redundancy).programs
+        actions = sorted(a for program in programs for a in program if a.op in self.ops)
+        for _, kind in itertools.groupby(actions, lambda a: (a.stage, a.chunk, a.op)):
+            yield list(kind)
 
 
-PARTS = {"ci": ci_part, "full": full_part}
+ENDS = (Pick.FIRST, Pick.MIDDLE, Pick.LAST)
+PLAIN_OPS = ALL_OPS - {Op.RF}
+PLAIN = [
+    Campaign(Shape(num_stages, num_pipelines), mode, ENDS, PLAIN_OPS)
+    for num_stages in (3, 2, 4)
+    for num_pipelines in (1, 2, 3)
+    for mode in MODES
+]
+PLAIN_DRAWN = [
+    Campaign(Shape(3, num_pipelines), mode, (Pick.DRAWN,), PLAIN_OPS)
+    for num_pipelines in (1, 2, 3)
+    for mode in MODES
+]
 
 
-def _moments(num_stages: int) -> Iterator[Moment]:
-    chosen = random.Random(f"{SEED} {num_stages}")
-    for num_pipelines in NUMBERS_OF_PIPELINES:
-        shape = Shape(num_stages, num_pipelines)
-        microbatches = (0, shape.num_microbatches // 2, shape.num_microbatches - 1)
-        for redundancy in MODES:
-            for stage in range(num_stages):
-                for op in _operations(stage, num_stages):
-                    for microbatch in microbatches:
-                        action = Action(stage, 0, op, microbatch)
-                        yield Moment(shape, redundancy, chosen.randrange(num_pipelines), action)
+def _interleaved(num_pipelines: int, tensor_size: int = 1, variant: str = "") -> Shape:
+    return Shape(
+        3,
+        num_pipelines,
+        num_steps=4,
+        variant=variant,
+        num_chunks=2,
+        tensor_size=tensor_size,
+    )
 
 
-def _operations(stage: int, num_stages: int) -> list[Op]:
-    operations = [Op.F, Op.B]
-    if stage > 0:
-        operations += [Op.RECV_F, Op.SEND_B]
-    if stage < num_stages - 1:
-        operations += [Op.SEND_F, Op.RECV_B]
-    return operations
+# Each tensor parallel job has a half of a stratum, and the other variant the other half.
+INTERLEAVED = [
+    Campaign(_interleaved(3), Redundancy.BUBBLE, (Pick.EVERY,)),
+    *(Campaign(_interleaved(1), mode, (Pick.EVERY,)) for mode in MODES_WITH_REPLICAS),
+    *(Campaign(_interleaved(2), mode, ENDS) for mode in MODES_WITH_REPLICAS),
+    Campaign(_interleaved(2, 2), Redundancy.EAGER, (Pick.FIRST, Pick.LAST)),
+    Campaign(_interleaved(2, 2, "sequence-parallel"), Redundancy.EAGER, (Pick.MIDDLE,)),
+    Campaign(_interleaved(1, 2), Redundancy.BUBBLE, (Pick.MIDDLE,)),
+    Campaign(_interleaved(1, 2, "sequence-parallel"), Redundancy.BUBBLE, (Pick.FIRST, Pick.LAST)),
+]
+INTERLEAVED_DRAWN = [Campaign(_interleaved(1), mode, (Pick.DRAWN,)) for mode in MODES_WITH_REPLICAS]
+# The parts of CI hold one microbatch of each operation, stage, chunk and mode.
+PARTS: dict[str, Sequence[Campaign]] = {
+    "ci": PLAIN_DRAWN,
+    "ci-interleaved": INTERLEAVED_DRAWN,
+    "full": PLAIN,
+    "interleaved": INTERLEAVED,
+}
+
+
+def moments_of(part: str) -> list[Moment]:
+    """Everything that a part plans."""
+    return [moment for campaign in PARTS[part] for moment in campaign.moments()]

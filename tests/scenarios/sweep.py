@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forked_jobs import ROOT
-from moments import PARTS, Moment
+from moments import PARTS, Moment, moments_of
 from scenario_runner import ScenarioRunner
 
 
@@ -97,6 +97,15 @@ def _timed(runner: ScenarioRunner, moment: Moment) -> tuple[float, list[str]]:
     return time.monotonic() - start, complaints
 
 
+def verdict(moments: Sequence[Moment], results: Results) -> tuple[str, bool]:
+    """What was planned, run and failed, and whether all was run and nothing failed."""
+    done = results.read()
+    run = [done[str(moment)] for moment in moments if str(moment) in done]
+    failed = [result for result in run if result.complaints]
+    text = f"planned {len(moments)} run {len(run)} failed {len(failed)}"
+    return text, len(run) == len(moments) and not failed
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a part; 0 if every planned moment was run and none failed."""
     parser = argparse.ArgumentParser(
@@ -107,17 +116,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, help="file (default: runs/sweep-PART.jsonl)")
     parser.add_argument("--jobs", type=int, default=1, help="jobs at a time (default: 1)")
     args = parser.parse_args(argv)
-    moments = PARTS[args.part]()
+    moments = moments_of(args.part)
     path = args.results or ROOT / "runs" / f"sweep-{args.part}.jsonl"
     results = Results(path, code_digest())
     for text in sweep(moments, results, args.jobs):
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-    done = results.read()
-    run = [done[str(moment)] for moment in moments if str(moment) in done]
-    failed = [result for result in run if result.complaints]
-    sys.stdout.write(f"planned {len(moments)} run {len(run)} failed {len(failed)}\n")
-    return 0 if len(run) == len(moments) and not failed else 1
+    text, is_good = verdict(moments, results)
+    sys.stdout.write(text + "\n")
+    return 0 if is_good else 1
 
 
 if __name__ == "__main__":

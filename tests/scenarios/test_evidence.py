@@ -21,6 +21,9 @@ pytestmark = pytest.mark.multiprocess
 SHAPE = Shape(3, 2)
 VICTIM, SHADOW, BYSTANDER = "node4", "node3", "node1"
 EXPECTED = Expected(SHAPE, "eager", [VICTIM])
+# With two chunks the gaps hold 17 of the 24 redundant forwards.
+SHARED = Shape(3, 1, num_steps=4, num_chunks=2, tensor_size=2)
+SHARED_EXPECTED = Expected(SHARED, "bubble", ["node1"])
 Event = dict[str, Any]
 
 
@@ -29,9 +32,17 @@ def good(scenarios: ScenarioRunner) -> FinishedJob:
     return scenarios.run(SHAPE, "eager", f"{VICTIM}@iter{FATAL_STEP}:1.0B1")
 
 
+@pytest.fixture(scope="module")
+def good_shared(scenarios: ScenarioRunner) -> FinishedJob:
+    return scenarios.run(SHARED, "bubble", f"node1@iter{FATAL_STEP}:1.1B1")
+
+
 @pytest.fixture
 def job(good: FinishedJob, tmp_path: Path) -> FinishedJob:
-    """A copy to spoil."""
+    return copy_to_spoil(good, tmp_path)
+
+
+def copy_to_spoil(good: FinishedJob, tmp_path: Path) -> FinishedJob:
     folder = tmp_path / "job"
     shutil.copytree(good.request.folder, folder)
     return replace(good, request=replace(good.request, folder=str(folder)))
@@ -39,6 +50,12 @@ def job(good: FinishedJob, tmp_path: Path) -> FinishedJob:
 
 def test_a_good_run_has_no_complaints(scenarios: ScenarioRunner, good: FinishedJob) -> None:
     assert complaints(good, EXPECTED, scenarios.undisturbed(SHAPE)) == []
+
+
+def test_a_good_run_of_chunks_and_shared_layers_has_no_complaints(
+    scenarios: ScenarioRunner, good_shared: FinishedJob
+) -> None:
+    assert complaints(good_shared, SHARED_EXPECTED, scenarios.undisturbed(SHARED)) == []
 
 
 def change_events(log: Path, change: Callable[[list[Event]], list[Event]]) -> None:
@@ -74,12 +91,12 @@ def renamed(step: int, before: str, after: str) -> Callable[[list[Event]], list[
     ("node", "change", "complaint"),
     [
         (BYSTANDER, twice(FATAL_STEP, "1.0F2"), "pipeline 0, step 2: node1 ran 1.0F2 2 times"),
-        (BYSTANDER, without(5, "1.0B0"), "pipeline 0, step 5: stage 1, microbatch 0"),
+        (BYSTANDER, without(5, "1.0B0"), "pipeline 0, step 5: stage 1, chunk 0, microbatch 0"),
         (SHADOW, twice(FATAL_STEP, "0.0B3"), "pipeline 1, step 2: node3 ran 0.0B3 2 times"),
-        (SHADOW, without(FATAL_STEP, "1.0B1"), "pipeline 1, step 2: stage 1, microbatch 1"),
+        (SHADOW, without(FATAL_STEP, "1.0B1"), "pipeline 1, step 2: stage 1, chunk 0"),
         (SHADOW, added(FATAL_STEP, "1.0RF0", "1.0F0"), "F by ['node3'], RF by ['node3']"),
-        (SHADOW, without(1, "1.0RF0"), "pipeline 1, step 1: redundant forward of stage 1"),
-        (SHADOW, renamed(4, "1.0F0", "1.0RF0"), "pipeline 1, step 4: stage 1, microbatch 0"),
+        (SHADOW, without(1, "1.0RF0"), "pipeline 1, step 1: stage 1, chunk 0, microbatch 0"),
+        (SHADOW, renamed(4, "1.0F0", "1.0RF0"), "pipeline 1, step 4: stage 1, chunk 0"),
     ],
 )  # fmt: skip
 def test_work_done_twice_or_not_at_all_is_seen(
@@ -91,6 +108,32 @@ def test_work_done_twice_or_not_at_all_is_seen(
 ) -> None:
     change_events(job.job_dir / "events" / f"{node}.jsonl", change)
     found = complaints(job, EXPECTED, scenarios.undisturbed(SHAPE))
+    assert any(complaint in text for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("worker", "change", "complaint"),
+    [
+        # Of stage 1 the gaps hold 1.0RF0 to 1.1RF1, of stage 0 all but 0.1RF2 and 0.1RF3.
+        ("node0:0", without(1, "1.1RF1"), "step 1, tensor rank 0: stage 1, chunk 1, microbatch 1"),
+        ("node0:0", renamed(1, "1.0RF2", "1.1RF2"), "tensor rank 0: stage 1, chunk 1"),
+        ("node2:1", added(4, "0.1RF1", "0.1RF2"), "step 4, tensor rank 1: stage 0, chunk 1"),
+        ("node2:1", without(FATAL_STEP, "0.1RF0"), "step 2, tensor rank 1: stage 0, chunk 1"),
+        ("node0:1", without(FATAL_STEP, "1.1B1"), "step 2, tensor rank 1: stage 1, chunk 1"),
+        ("node0:1", renamed(3, "0.1B2", "0.0B2"), "tensor rank 1: node0 ran 0.0B2 2 times"),
+    ],
+)
+def test_work_of_any_chunk_and_tensor_rank_is_judged(
+    scenarios: ScenarioRunner,
+    good_shared: FinishedJob,
+    tmp_path: Path,
+    worker: str,
+    change: Callable[[list[Event]], list[Event]],
+    complaint: str,
+) -> None:
+    job = copy_to_spoil(good_shared, tmp_path)
+    change_events(job.job_dir / "events" / f"{worker}.jsonl", change)
+    found = complaints(job, SHARED_EXPECTED, scenarios.undisturbed(SHARED))
     assert any(complaint in text for text in found), found
 
 

@@ -1,12 +1,17 @@
 """A node dies at an exact action, and the run ends as the undisturbed one, bit for bit."""
 
 import pytest
-from moments import Moment, ci_part
+from moments import Moment, moments_of
 from scenario_runner import ScenarioRunner
 
 pytestmark = pytest.mark.multiprocess
 
 
-@pytest.mark.parametrize("moment", ci_part(), ids=str)
+@pytest.mark.parametrize("moment", moments_of("ci"), ids=str)
 def test_a_loss_changes_no_bit(scenarios: ScenarioRunner, moment: Moment) -> None:
+    assert scenarios.survive_moment(moment) == []
+
+
+@pytest.mark.parametrize("moment", moments_of("ci-interleaved"), ids=str)
+def test_a_loss_among_chunks_changes_no_bit(scenarios: ScenarioRunner, moment: Moment) -> None:
     assert scenarios.survive_moment(moment) == []

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from job_request import JobRequest
 from megatron_bamboo.cli import main as bamboo
 from megatron_bamboo.data import train_tokenizer
 from megatron_bamboo.data.corpus import documents
+from megatron_bamboo.schedule.generate import compute_schedule
+from megatron_bamboo.schedule.lower import lower
+from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy
+from megatron_bamboo.schedule.schedule import Schedule
 
 NUM_DOCUMENTS = 12
 SEQUENCE_LENGTH = 16
@@ -58,6 +63,10 @@ class Shape:
         """The pipeline and the stage that a node starts with."""
         return divmod(int(node.removeprefix("node")), self.num_stages)
 
+    def schedule(self, redundancy: str) -> Schedule:
+        """What each worker of a pipeline runs in an undisturbed step, but for the tail."""
+        return _schedule(self.num_stages, self.num_chunks, self.num_microbatches, redundancy)
+
     def __str__(self) -> str:
         sizes = f"P{self.num_stages}-D{self.num_pipelines}-M{self.num_microbatches}"
         more = [f"C{self.num_chunks}"] * (self.num_chunks > 1)
@@ -65,6 +74,13 @@ class Shape:
             self.variant
         )
         return "-".join([sizes, f"{self.num_steps}steps", *more])
+
+
+@cache
+def _schedule(num_stages: int, num_chunks: int, num_microbatches: int, redundancy: str) -> Schedule:
+    """By the product's own passes and, as the jobs have no others, with its default costs."""
+    compute = compute_schedule(num_stages, num_chunks, num_microbatches)
+    return lower(add_redundancy(compute, Redundancy(redundancy)))
 
 
 def prepare_text(folder: Path) -> None:

@@ -2,13 +2,14 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from forked_jobs import FinishedJob
 from tiny_gpt import Shape
 
-from megatron_bamboo.membership.workers import node_of
+from megatron_bamboo.membership.workers import node_of, worker_name
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, Action, Op
 
 
@@ -23,23 +24,28 @@ class Moved:
     """Whether the victim's gradient of that step was lost with it."""
 
 
-# By node, operation, stage, chunk, microbatch. What one worker of a node does all of them do.
+# By node, operation, stage, chunk, microbatch.
 Work = Counter[tuple[str, Op, int, int, int]]
 
 
-def work_complaints(
-    job: FinishedJob, shape: Shape, redundancy: str, victims: frozenset[str]
-) -> list[str]:
-    """Every forward and backward that was run too often, not at all, or by the wrong node."""
-    works = _work_by_step(job)
-    moved = _moved_stages(job)
+def work_complaints(job: FinishedJob, shape: Shape, redundancy: str) -> list[str]:
+    """Every forward and backward that was run too often, not at all, or by the wrong node.
+
+    Workers of a node share layers, not work: each tensor rank's workers are judged by themselves.
+    """
+    actions, takeovers = job.events("action"), job.events("takeover")
+    applied = {(e["epoch"], e["step"]) for e in job.events("decision") if e["applied"]}
     found = []
-    for pipeline in range(shape.num_pipelines):
-        for step in range(1, shape.num_steps + 1):
-            work = works.get((pipeline, step), Counter())
-            where = f"pipeline {pipeline}, step {step}: "
+    for tensor_rank in range(shape.tensor_size):
+        works = _work_by_step(_of_rank(tensor_rank, shape.tensor_size, actions))
+        moved = _moved_stages(_of_rank(tensor_rank, shape.tensor_size, takeovers), applied)
+        steps = range(1, shape.num_steps + 1)
+        for pipeline, step in itertools.product(range(shape.num_pipelines), steps):
             view = _Step(shape, pipeline, step, redundancy, moved.get(pipeline, []))
-            found += [where + text for text in view.complaints(work)]
+            where = f"pipeline {pipeline}, step {step}"
+            where += f", tensor rank {tensor_rank}" * (shape.tensor_size > 1)
+            work = works.get((pipeline, step), Counter())
+            found += [f"{where}: {text}" for text in view.complaints(work)]
     return found
 
 
@@ -64,50 +70,62 @@ class _Step:
     def _complain_about(self, stage: int, chunk: int, microbatch: int, work: Work) -> Iterator[str]:
         """Lost nodes count for nothing from the step of their loss on: what they alone had is
         to be done again, by the shadow alone."""
-        gone = {move.victim for move in self.moved if move.step <= self.step}
         ran = {
-            op: {node for node, *what in work if what == [op, stage, chunk, microbatch]} - gone
+            op: {node for node, *what in work if what == [op, stage, chunk, microbatch]}
+            - self._gone()
             for op in COMPUTE_OPS
         }
+        redundant = self._redundant(Action(stage, chunk, Op.RF, microbatch))
+        allowed = self._allowed(stage, redundant)
+        if (ran[Op.F], ran[Op.B], ran[Op.RF]) not in allowed:
+            what = ", ".join(f"{op} by {sorted(nodes)}" for op, nodes in sorted(ran.items()))
+            yield f"stage {stage}, chunk {chunk}, microbatch {microbatch}: {what}"
+
+    def _allowed(
+        self, stage: int, redundant: set[str]
+    ) -> list[tuple[set[str], set[str], set[str]]]:
+        """Who may have run a microbatch's forward, its backward and its redundant forward."""
         move = next((move for move in self.moved if move.stage == stage), None)
         primary, shadow = self._node(stage), self._node(stage - 1)
         if move is None or move.step > self.step:
-            allowed = [({primary}, {primary}, ran[Op.RF])]
-        elif move.step < self.step:
-            allowed = [({shadow}, {shadow}, set())]
-        elif move.must_redo:
-            # A redundant forward that was done is not done again.
-            allowed = [({shadow}, {shadow}, set()), (set(), {shadow}, {shadow})]
-        else:
-            allowed = [(set(), set(), ran[Op.RF])]
-        if (ran[Op.F], ran[Op.B], ran[Op.RF]) not in allowed:
-            what = ", ".join(f"{op} by {sorted(nodes)}" for op, nodes in sorted(ran.items()))
-            yield f"stage {stage}, microbatch {microbatch}: {what}"
-        yield from self._complain_about_redundancy(stage, microbatch, ran[Op.RF])
+            return [({primary}, {primary}, redundant)]
+        if move.step < self.step:
+            return [({shadow}, {shadow}, set())]
+        if not move.must_redo:
+            return [(set(), set(), redundant)]
+        # A redundant forward that was done is not done again.
+        instead = [(set[str](), {shadow}, redundant)] if redundant else []
+        return [({shadow}, {shadow}, set()), *instead]
 
-    def _complain_about_redundancy(
-        self, stage: int, microbatch: int, by: set[str]
-    ) -> Iterator[str]:
-        shadow = self._node(stage - 1)
-        touched = any(
-            move.step <= self.step and move.stage in (stage, (stage - 1) % self.shape.num_stages)
-            for move in self.moved
-        )
-        allowed = {shadow} if self.redundancy in ("eager", "bubble") else set()
-        some_may_lack = touched or self.redundancy == "bubble"  # where no gap holds it
-        if not by <= allowed or (by != allowed and not some_may_lack):
-            yield f"redundant forward of stage {stage}, microbatch {microbatch} by {sorted(by)}"
+    def _redundant(self, action: Action) -> set[str]:
+        """Who is to run a redundant forward: the shadow if it lives and the schedule holds it."""
+        schedule = self.shape.schedule(self.redundancy)
+        rank = schedule.rank_of(action)
+        if rank is None or action not in schedule.programs[rank]:
+            return set()
+        return {self._node(rank)} - self._gone()
+
+    def _gone(self) -> set[str]:
+        return {move.victim for move in self.moved if move.step <= self.step}
 
     def _node(self, stage: int) -> str:
         return self.shape.node(self.pipeline, stage % self.shape.num_stages)
 
 
-def _work_by_step(job: FinishedJob) -> Mapping[tuple[int, int], Work]:
+def _of_rank(
+    tensor_rank: int, tensor_size: int, events: Iterable[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """What the workers of one tensor rank said."""
+    for event in events:
+        if event["source"] == worker_name(node_of(event["source"]), tensor_rank, tensor_size):
+            yield event
+
+
+def _work_by_step(events: Iterable[dict[str, Any]]) -> Mapping[tuple[int, int], Work]:
     works: dict[tuple[int, int], Work] = {}
-    is_shared = job.request.workers_per_node > 1
-    for event in job.events("action"):
+    for event in events:
         action = Action.parse(event["action"])
-        if action.op not in COMPUTE_OPS or not event["source"].endswith(("", ":0")[is_shared]):
+        if action.op not in COMPUTE_OPS:
             continue
         assert action.microbatch is not None and action.chunk is not None
         work = works.setdefault((event["pipeline"], event["step"]), Counter())
@@ -116,11 +134,12 @@ def _work_by_step(job: FinishedJob) -> Mapping[tuple[int, int], Work]:
     return works
 
 
-def _moved_stages(job: FinishedJob) -> dict[int, list[Moved]]:
+def _moved_stages(
+    takeovers: Iterable[dict[str, Any]], applied: Collection[tuple[int, int]]
+) -> dict[int, list[Moved]]:
     """By pipeline, from what shadows and coordinator said."""
-    applied = {(e["epoch"], e["step"]) for e in job.events("decision") if e["applied"]}
     moved: dict[int, list[Moved]] = {}
-    for e in job.events("takeover"):
+    for e in takeovers:
         must_redo = e["in_step"] and (e["epoch"], e["step"]) not in applied
         moved.setdefault(e["pipeline"], []).append(
             Moved(e["stage"], node_of(e["victim"]), e["step"], must_redo)

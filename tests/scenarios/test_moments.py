@@ -1,0 +1,70 @@
+"""The sweep plans every action that it says, and none that a node never comes to."""
+
+import pytest
+from moments import ALL_OPS, PARTS, Campaign, Moment, Pick, moments_of
+from tiny_gpt import Shape
+
+from megatron_bamboo.schedule.actions import Op
+from megatron_bamboo.schedule.redundancy import Redundancy
+
+SHAPE = Shape(3, 3, num_chunks=2)
+
+
+def test_the_plain_sweep_has_756_moments() -> None:
+    assert len(moments_of("full")) == 756
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_moment_is_planned_once(part: str) -> None:
+    names = [str(moment) for moment in moments_of(part)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_action_is_in_the_program_of_its_victim(part: str) -> None:
+    for moment in moments_of(part):
+        pipeline, rank = moment.shape.place(moment.victim)
+        program = moment.shape.schedule(moment.redundancy).programs[rank]
+        assert (pipeline, moment.action in program) == (moment.pipeline, True), str(moment)
+
+
+def test_who_runs_a_redundant_forward_dies_and_not_the_primary() -> None:
+    moments = Campaign(SHAPE, Redundancy.EAGER, (Pick.FIRST,), frozenset({Op.RF})).moments()
+    assert {(m.victim, m.action.stage) for m in moments if m.pipeline == 0} <= {
+        *(("node2", 0), ("node0", 1), ("node1", 2))
+    }
+
+
+def test_every_action_of_every_pipeline_is_that() -> None:
+    moments = list(Campaign(SHAPE, Redundancy.BUBBLE, (Pick.EVERY,)).moments())
+    programs = SHAPE.schedule("bubble").programs
+    whole = {(p, action) for p in range(3) for program in programs for action in program}
+    assert {(m.pipeline, m.action) for m in moments} == whole
+    # All forwards and backwards, the messages between six virtual stages, 17 that gaps hold.
+    assert len(moments) == 3 * (2 * 24 + 4 * 20 + 17)
+
+
+def strata(moments: list[Moment], shared: bool) -> set[tuple[object, ...]]:
+    return {
+        (m.shape.num_pipelines, m.redundancy, m.action.op, m.action.stage, m.action.chunk)
+        for m in moments
+        if (m.shape.tensor_size > 1) == shared
+    }
+
+
+def test_ci_holds_each_operation_stage_chunk_and_mode_of_one_pipeline() -> None:
+    every = {kind for kind in strata(moments_of("interleaved"), False) if kind[0] == 1}
+    assert strata(moments_of("ci-interleaved"), False) == every
+    assert {op for _, _, op, _, _ in every} == ALL_OPS
+
+
+def test_workers_that_share_layers_lose_a_node_at_all_kinds_of_actions() -> None:
+    """First, middle and last microbatch, split over the plain and the sequence parallel job."""
+    shared = [m for m in moments_of("interleaved") if m.shape.tensor_size > 1]
+    for num_pipelines, mode in ((2, Redundancy.EAGER), (1, Redundancy.BUBBLE)):
+        whole = Campaign(Shape(3, num_pipelines, num_chunks=2), mode, tuple(Pick)[:3]).moments()
+        planned = {m.action for m in shared if m.redundancy is mode}
+        assert planned == {m.action for m in whole}
+    variants = [moment.shape.variant for moment in shared]
+    assert variants.count("sequence-parallel") == 113
+    assert variants.count("") == 114
