@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shape_runs import ShapeRuns
 
 from megatron_bamboo.cli import main as bamboo
 from megatron_bamboo.data import train_tokenizer
@@ -36,6 +37,16 @@ def context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["megatron_bamboo.training", "torch._dynamo"])
     return context
+
+
+@pytest.fixture(scope="session")
+def shape_runs(
+    context: ForkServerContext,
+    tmp_path_factory: pytest.TempPathFactory,
+    data_flags: tuple[str, ...],
+) -> ShapeRuns:
+    """The trainings of small interleaved shapes, kept for all tests that ask for one."""
+    return ShapeRuns(context, tmp_path_factory.mktemp("shapes"), data_flags)
 
 
 @pytest.fixture

@@ -26,12 +26,11 @@ def train_rank(runs: Sequence[Run], rank: int) -> None:
         _train(run, rank)
 
 
-def train_in_one_process(runs: Sequence[Run]) -> None:
-    """Train uncut models; the indices of their data need not be there yet."""
-    for run in runs:
-        options, layout = run.job.options()
+def prepare_data(jobs: Sequence[Job]) -> None:
+    """Build the indices of the jobs' data, which the product's prepare phase may have built."""
+    for job in jobs:
+        options, layout = job.options()
         prepare_train_dataset(data_options_of(options, layout), tokenizer_of(options))
-    train_rank(runs, 0)
 
 
 def note_refusals(job: Job, rank: int, shapes: Sequence[tuple[int, int]], noted: Path) -> None:

@@ -19,13 +19,14 @@ def run_processes(
     module: str,
     function: str,
     arguments: Sequence[tuple[Any, ...]],
+    seconds: float = JOB_SECONDS,
 ) -> None:
     """Call a function in processes of their own, one for each tuple of arguments."""
     log = f"{job.folder}/{module}.log"
     processes = [context.Process(target=_run, args=(log, module, function, a)) for a in arguments]
     for process in processes:
         process.start()
-    until = time.monotonic() + JOB_SECONDS
+    until = time.monotonic() + seconds
     for process in processes:
         process.join(max(0.0, until - time.monotonic()))
     ended = [process.exitcode for process in processes]

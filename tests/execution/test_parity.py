@@ -2,8 +2,9 @@
 
 One side is Megatron-core alone, with its schedule, communication, data parallelism, optimizer and
 global state in a process a rank; the other is the product. Megatron divides the loss first by the
-microbatches and then by the pipelines, the product once by both: equal where they are powers of
-two. With clipping the norms would be added in another order, so it is off.
+microbatches and then by the pipelines, the product once by both: equal where the pipelines are a
+power of two. With clipping the norms would be added in another order, so it is off. Small shapes of
+interleaved pipelines are compared one and all in ``test_interleaved_parity.py``.
 """
 
 import json
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from comparison import differing, of_kind
 from processes import run_processes, worker_logs
 from torch import Tensor
 from trained_stages import Job, Run, StageTensors, load_stages
@@ -29,29 +31,9 @@ class Both:
     megatron: dict[str, StageTensors]
     product: dict[str, StageTensors]
 
-    def differing(self, kind: str) -> list[str]:
-        """The tensors of one kind whose bits differ, or that only one side has."""
-        assert self.megatron.keys() == self.product.keys()
-        found = []
-        for stage, theirs in self.megatron.items():
-            ours = self.product[stage]
-            names = {name for name in theirs.keys() | ours.keys() if name.startswith(kind)}
-            found += [f"{stage} {n}" for n in sorted(names) if not same_bits(theirs, ours, n)]
-        return found
-
     def of_megatron(self, prefix: str) -> dict[str, Tensor]:
         """Megatron's tensors with this prefix, of all pipelines."""
-        stages = self.megatron.values()
-        return {n: t for stage in stages for n, t in stage.items() if n.startswith(prefix)}
-
-
-def same_bits(theirs: StageTensors, ours: StageTensors, name: str) -> bool:
-    if name not in theirs or name not in ours:
-        return False
-    one, other = theirs[name].numpy(), ours[name].numpy()
-    return (
-        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    )
+        return dict(of_kind(self.megatron, prefix))
 
 
 SHAPES = ((2, 1, 4, 1), (2, 2, 2, 1), (4, 1, 8, 1), (4, 2, 2, 1), (2, 1, 4, 2), (4, 1, 8, 2))
@@ -76,20 +58,20 @@ def both(
 def test_every_loss_is_equal(both: Both) -> None:
     job, losses = both.job, both.of_megatron("loss/")
     assert len(losses) == 4 * job.num_pipelines * job.num_microbatches
-    assert both.differing("loss/") == []
+    assert differing(both.megatron, both.product, "loss/") == []
 
 
 def test_reduced_gradients_are_equal_after_every_step(both: Both) -> None:
     gradients = both.of_megatron("gradient/4/")
     assert {"gradient/4/embedding/embedding.word_embeddings.weight"} < gradients.keys()
     assert all(bool(gradient.any()) for gradient in gradients.values())
-    assert both.differing("gradient/") == []
+    assert differing(both.megatron, both.product, "gradient/") == []
 
 
 def test_parameters_and_moments_are_equal_after_the_last_step(both: Both) -> None:
     kinds = {name.rpartition("/")[2] for name in both.of_megatron("state/")}
     assert kinds == {"parameter", "exp_avg", "exp_avg_sq", "step"}
-    assert both.differing("state/") == []
+    assert differing(both.megatron, both.product, "state/") == []
 
 
 def test_training_went_somewhere(both: Both) -> None:

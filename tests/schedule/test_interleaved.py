@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from megatron.core.pipeline_parallel.schedules import get_pp_rank_microbatches, get_schedule_table
 
 from megatron_bamboo.schedule.actions import Action, Op
-from megatron_bamboo.schedule.costs import EQUAL_COSTS
+from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
 from megatron_bamboo.schedule.generate import compute_schedule, stage_program
 from megatron_bamboo.schedule.interleaved import group_sizes, interleaved
 from megatron_bamboo.schedule.lower import lower
@@ -58,16 +58,33 @@ def test_chunks_of_two_stages() -> None:
     ]
 
 
+def stated_length(num_stages: int, num_chunks: int, num_microbatches: int) -> int:
+    """An iteration, where a forward and a backward of a chunk take 1 together."""
+    work_and_way = num_chunks * num_microbatches + num_stages - 1
+    way_and_last_chunk = num_chunks * num_stages + num_microbatches - 1
+    return max(work_and_way, way_and_last_chunk)
+
+
 @given(st.integers(1, 7), st.integers(1, 4), st.integers(1, 18))
 def test_any_shape_is_valid_and_takes_the_stated_time(
     num_stages: int, num_chunks: int, num_microbatches: int
 ) -> None:
-    schedule = lower(interleaved(num_stages, num_chunks, num_microbatches))
+    shape = (num_stages, num_chunks, num_microbatches)
+    schedule = lower(interleaved(*shape))
     validate(schedule)
-    work_and_way = num_chunks * num_microbatches + num_stages - 1
-    way_and_last_chunk = num_chunks * num_stages + num_microbatches - 1
-    expected = 3 * max(work_and_way, way_and_last_chunk)
-    assert simulate(schedule, EQUAL_COSTS).makespan == expected
+    timeline = simulate(schedule, EQUAL_COSTS)
+    assert timeline.makespan == 3 * stated_length(*shape)
+    bubble = 3 * (stated_length(*shape) - num_chunks * num_microbatches)
+    assert [timeline.idle(rank) for rank in range(num_stages)] == [bubble] * num_stages
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4, 5])
+def test_a_forward_and_a_backward_of_other_costs_take_the_stated_time(num_stages: int) -> None:
+    costs = Costs(forward=0.5, backward=0.75)
+    for num_chunks, num_microbatches in product((2, 3), range(1, 13)):
+        shape = (num_stages, num_chunks, num_microbatches)
+        timeline = simulate(lower(interleaved(*shape)), costs)
+        assert timeline.makespan == 1.25 * stated_length(*shape), shape
 
 
 @given(st.integers(1, 9), st.integers(1, 50))

@@ -72,6 +72,25 @@ def test_text_of_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     assert schedule_command(capsys, *options) == (0, EAGER, "")
 
 
+@pytest.mark.parametrize(
+    ("num_microbatches", "makespan", "idle", "share"),
+    [(1, 18, 12, "66.7%"), (2, 21, 9, "42.9%"), (4, 30, 6, "20.0%"), (7, 48, 6, "12.5%")],
+)
+def test_idle_share_of_what_megatron_refuses_to_interleave(
+    capsys: pytest.CaptureFixture[str],
+    num_microbatches: int,
+    makespan: int,
+    idle: int,
+    share: str,
+) -> None:
+    """3 * max(2 * M + 2, 6 + M - 1), of which 3 * 2 * M are work."""
+    options = ("--stages", "3", "--chunks", "2", "--microbatches", str(num_microbatches))
+    _, out, _ = schedule_command(capsys, *options)
+    assert out.startswith(f"3 stages of 2 chunks, {num_microbatches} microbatches, ")
+    for rank in range(3):
+        assert f"\nrank {rank}: idle {idle} of {makespan} ({share})\n" in out
+
+
 def test_text_of_a_takeover(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--stages", "3", "--microbatches", "3", "--redundancy", "lazy", "--lose", "2.0B1")
     status, out, _ = schedule_command(capsys, *options)
