@@ -1,50 +1,117 @@
 """Pretrain a GPT on nodes that can vanish: Megatron-LM's script, started by ``bamboo run``.
 
 bamboo run --nodes 8 pretrain_gpt_bamboo.py --num-layers 8 ... --bamboo-redundancy eager
+
+All that makes it a script of this project is the first import of the second block: with
+``megatron.training`` in its place it is a script of Megatron-LM's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-
-import torch
+from typing import Any
 
 from megatron_bamboo.quiet import quiet_megatron_import
-from megatron_bamboo.training import pretrain
+from megatron_bamboo.training import (
+    core_transformer_config_from_args,
+    get_args,
+    get_batch_on_this_tp_rank,
+    get_blend_and_blend_per_split,
+    get_tokenizer,
+    gpt_layer_spec,
+    is_first_or_last_pipeline_stage,
+    pretrain,
+)
 
 with quiet_megatron_import():
+    import torch
+    from megatron.core.datasets.blended_megatron_dataset_builder import (
+        BlendedMegatronDatasetBuilder,
+    )
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+    from megatron.core.enums import ModelType
     from megatron.core.models.gpt import GPTModel
+    from megatron.core.utils import get_attr_wrapped_model
+    from torch import Tensor
 
-Batch = dict[str, torch.Tensor]
+Batch = dict[str, Tensor | None]
 
 
-def get_batch(data_iterator: Iterator[Batch], model: GPTModel) -> Batch:
+def model_provider(
+    pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None
+) -> GPTModel:
+    """Build one chunk of the model."""
+    args = get_args()
+    config = core_transformer_config_from_args(args)
+    return GPTModel(
+        config=config,
+        transformer_layer_spec=gpt_layer_spec(args, config.num_layers),
+        vocab_size=args.padded_vocab_size,
+        max_sequence_length=args.max_position_embeddings,
+        pre_process=pre_process,
+        post_process=post_process,
+        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        position_embedding_type=args.position_embedding_type,
+        vp_stage=vp_stage,
+    )
+
+
+def train_valid_test_datasets_provider(
+    train_val_test_num_samples: Sequence[int],
+) -> list[GPTDataset | None]:
+    """Open the packed samples; only those for training, since nothing is evaluated yet."""
+    args = get_args()
+    blend, blend_per_split = get_blend_and_blend_per_split(args)
+    config = GPTDatasetConfig(
+        random_seed=args.seed,
+        sequence_length=args.seq_length,
+        blend=blend,
+        blend_per_split=blend_per_split,
+        split=args.split,
+        path_to_cache=args.data_cache_path,
+        tokenizer=get_tokenizer(),
+        reset_position_ids=args.reset_position_ids,
+        reset_attention_mask=args.reset_attention_mask,
+        eod_mask_loss=args.eod_mask_loss,
+        create_attention_mask=args.create_attention_mask_in_dataloader,
+    )
+    # The builder would make the other splits too, which may be empty.
+    config.split_matrix = [config.split_matrix[0], None, None]
+    return BlendedMegatronDatasetBuilder(
+        GPTDataset, train_val_test_num_samples, lambda: True, config
+    ).build()
+
+
+def get_batch(data_iterator: Iterator[Any], vp_stage: int | None) -> Batch:
     """The microbatch; only the chunks at the model's ends look at data."""
-    if model.pre_process or model.post_process:
-        device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
-        return {name: tensor.to(device) for name, tensor in next(data_iterator).items()}
-    return {}
+    if not is_first_or_last_pipeline_stage(vp_stage):
+        return {}
+    return get_batch_on_this_tp_rank(data_iterator)
 
 
-def loss_func(
-    loss_mask: torch.Tensor, output: torch.Tensor
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def loss_func(loss_mask: Tensor, output: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean loss over the tokens that count; the second value is what is reported."""
     mask = loss_mask.view(-1).float()
     loss = torch.sum(output.view(-1).float() * mask) / mask.sum()
     return loss, {"lm loss": loss.detach().clone()}
 
 
-def forward_step(data_iterator: Iterator[Batch], model: GPTModel) -> tuple[torch.Tensor, partial]:
+def forward_step(data_iterator: Iterator[Any], model: GPTModel) -> tuple[Tensor, partial[Any]]:
     """Run one microbatch through one chunk."""
-    batch = get_batch(data_iterator, model)
+    batch = get_batch(data_iterator, get_attr_wrapped_model(model, "vp_stage"))
     output = model(
         batch.get("tokens"),
         batch.get("position_ids"),
-        attention_mask=None,  # causal
-        labels=batch.get("labels") if model.post_process else None,
+        batch.get("attention_mask"),  # causal where there is none
+        labels=batch.get("labels"),
     )
     return output, partial(loss_func, batch.get("loss_mask"))
 
 
 if __name__ == "__main__":
-    raise SystemExit(pretrain(forward_step))
+    pretrain(
+        train_valid_test_datasets_provider,
+        model_provider,
+        ModelType.encoder_or_decoder,
+        forward_step,
+        args_defaults={"tokenizer_type": "GPT2BPETokenizer"},
+    )

@@ -1,31 +1,71 @@
-"""The training script's side: what it does in each of its phases.
+"""``pretrain`` for a script that was written for Megatron-LM, and what such a script imports.
 
-``bamboo run`` starts a script twice over. Once alone, to check everything and prepare the data
+``bamboo run`` starts the script twice over. Once alone, to check everything and prepare the data
 before any worker exists; then on every node, to train (``worker.py``).
 """
 
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from megatron_bamboo.agent.environment import WorkerEnvironment
 from megatron_bamboo.agent.job import JobShape
-from megatron_bamboo.config import Layout, Options, check_options, parse_options
+from megatron_bamboo.config import ExtraArgsProvider, Layout, Options, check_options, parse_flags
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.quiet import quiet_megatron_import
 
 with quiet_megatron_import():
     import torch
+    from megatron.core.enums import ModelType
 
-    from megatron_bamboo.data.gpt_dataset import prepare_train_dataset
-    from megatron_bamboo.execution.compute import ForwardStepFunc
+    from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
     from megatron_bamboo.execution.errors import TrainingError
     from megatron_bamboo.model import cpu
+    from megatron_bamboo.model.config import core_transformer_config_from_args
+    from megatron_bamboo.model.layer_spec import gpt_layer_spec
     from megatron_bamboo.model.profile import profile, table
-    from megatron_bamboo.worker import Worker, data_options_of, tokenizer_of, vocab_size_of
+    from megatron_bamboo.script.args import make_args
+    from megatron_bamboo.script.batches import (
+        get_batch_on_this_cp_rank,
+        get_batch_on_this_tp_rank,
+        get_blend_and_blend_per_split,
+        is_first_or_last_pipeline_stage,
+    )
+    from megatron_bamboo.script.data import prepare_data
+    from megatron_bamboo.script.providers import (
+        DatasetsProvider,
+        ForwardStepFunc,
+        ModelProvider,
+        Script,
+    )
+    from megatron_bamboo.script.state import (
+        begin,
+        get_args,
+        get_timers,
+        get_tokenizer,
+        print_rank_0,
+    )
+    from megatron_bamboo.worker import Worker
+
+__all__ = (
+    "core_transformer_config_from_args",
+    "get_args",
+    "get_batch_on_this_cp_rank",
+    "get_batch_on_this_tp_rank",
+    "get_blend_and_blend_per_split",
+    "get_timers",
+    "get_tokenizer",
+    "gpt_layer_spec",
+    "is_first_or_last_pipeline_stage",
+    "pretrain",
+    "print_rank_0",
+    "run_phase",
+)
 
 USER_ERROR_STATUS = 2
 TRAINING_ERROR_STATUS = 1
@@ -33,42 +73,96 @@ TRAINING_ERROR_STATUS = 1
 logger = logging.getLogger(__name__)
 
 
-def pretrain(forward_step: ForwardStepFunc, argv: Sequence[str] | None = None) -> int:
-    """Do this process's part of the run that ``bamboo run`` started; the exit status.
+def pretrain(
+    train_valid_test_datasets_provider: DatasetsProvider,
+    model_provider: ModelProvider,
+    model_type: ModelType,
+    forward_step_func: ForwardStepFunc,
+    process_non_loss_data_func: None = None,
+    extra_args_provider: ExtraArgsProvider | None = None,
+    args_defaults: Mapping[str, Any] = MappingProxyType({}),
+    get_embedding_ranks: None = None,
+    get_position_embedding_ranks: None = None,
+    non_loss_data_func: None = None,
+) -> None:
+    """Do this process's part of the run that ``bamboo run`` started.
 
-    Args:
-        forward_step: Megatron's: takes the data iterator and a model chunk, returns the output and
-            the loss function.
-        argv: Megatron's flags; those of the command line if None.
+    The arguments are those of Megatron-LM's ``pretrain``, by name and order. Those that are None
+    here have nothing to say in this schedule: evaluation is not supported yet, and no worker has
+    a fixed place.
+
+    Raises:
+        SystemExit: with the status of a phase that did not end well.
     """
+    refused = (
+        process_non_loss_data_func,
+        get_embedding_ranks,
+        get_position_embedding_ranks,
+        non_loss_data_func,
+    )
+    if model_type is not ModelType.encoder_or_decoder or any(f is not None for f in refused):
+        raise ValueError(
+            "pretrain takes ModelType.encoder_or_decoder, and none of process_non_loss_data_func, "
+            "get_embedding_ranks, get_position_embedding_ranks, non_loss_data_func"
+        )
+    script = Script(train_valid_test_datasets_provider, model_provider, forward_step_func)
+    status = run_phase(script, sys.argv[1:], extra_args_provider, args_defaults)
+    if status:
+        raise SystemExit(status)
+
+
+def run_phase(
+    script: Script,
+    argv: Sequence[str],
+    extra_args_provider: ExtraArgsProvider | None = None,
+    args_defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> int:
+    """Do what the environment says of a run with these flags; the exit status."""
     phase = os.environ.get("BAMBOO_PHASE")
     try:
-        options = parse_options(sys.argv[1:] if argv is None else argv)
+        options, extras = parse_flags(argv, extra_args_provider, args_defaults)
         if phase is None:
             raise UserError("start this script with: bamboo run --nodes N SCRIPT FLAGS")
+        layout = _layout(phase, options)
+        tokenizer = GPT2BPETokenizer(options.data.vocab_file, options.data.merge_file)
+        args = make_args(options, layout, tokenizer.vocab_size, extras)
+        begin(args, tokenizer, speaks=_speaks(phase))
         if phase == "profile":
-            _profile(forward_step, options)
+            _profile(script, options, layout)
             return 0
-        layout = check_options(
-            options,
-            num_nodes=int(os.environ["BAMBOO_NUM_NODES"]),
-            workers_per_node=int(os.environ["BAMBOO_WORKERS_PER_NODE"]),
-        )
         if phase == "prepare":
-            _prepare(options, layout, Path(os.environ["BAMBOO_JOB_DIR"]))
+            _prepare(script, options, layout, Path(os.environ["BAMBOO_JOB_DIR"]))
             return 0
     except UserError as error:
         sys.stderr.write(f"{Path(sys.argv[0]).name}: {error}\n")
         return USER_ERROR_STATUS
-    return _train(forward_step, options, layout)
+    return _train(script, options, layout)
 
 
-def _profile(forward_step: ForwardStepFunc, options: Options) -> None:
+def _layout(phase: str, options: Options) -> Layout:
+    if phase == "profile":
+        return check_options(
+            options,
+            num_nodes=options.parallel.pipeline_model_parallel_size,
+            workers_per_node=options.parallel.tensor_model_parallel_size,
+        )
+    return check_options(
+        options,
+        num_nodes=int(os.environ["BAMBOO_NUM_NODES"]),
+        workers_per_node=int(os.environ["BAMBOO_WORKERS_PER_NODE"]),
+    )
+
+
+def _speaks(phase: str) -> bool:
+    return phase != "train" or WorkerEnvironment.read().is_first
+
+
+def _profile(script: Script, options: Options, layout: Layout) -> None:
     """Time the model, chunk by chunk, for one who chooses where redundant forwards go."""
-    layout = check_options(options, num_nodes=options.parallel.pipeline_model_parallel_size)
     _prepare_torch()
     repeats = int(os.environ["BAMBOO_PROFILE_REPEATS"])
-    costs = profile(options, layout, vocab_size_of(options), forward_step, repeats)
+    vocab = get_args().padded_vocab_size
+    costs = profile(options, layout, vocab, script.model, script.forward_step, repeats)
     output = Path(os.environ["BAMBOO_PROFILE_OUTPUT"])
     try:
         output.write_text(costs.to_json() + "\n")
@@ -77,9 +171,9 @@ def _profile(forward_step: ForwardStepFunc, options: Options) -> None:
     sys.stdout.write("\n".join(table(costs)) + "\n")
 
 
-def _prepare(options: Options, layout: Layout, job_dir: Path) -> None:
+def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) -> None:
     """Check the data, build its indices, and tell the launcher the job's shape."""
-    samples = prepare_train_dataset(data_options_of(options, layout), tokenizer_of(options))
+    samples = prepare_data(script.datasets, options, layout)
     logger.info("%d training samples", samples)
     JobShape(
         num_stages=layout.num_stages,
@@ -93,15 +187,14 @@ def _prepare(options: Options, layout: Layout, job_dir: Path) -> None:
     ).write(job_dir)
 
 
-def _train(forward_step: ForwardStepFunc, options: Options, layout: Layout) -> int:
+def _train(script: Script, options: Options, layout: Layout) -> int:
     """Train on this node until the last step."""
     _prepare_torch()
     environment = WorkerEnvironment.read()
     client = StoreClient(environment.store, environment.store_deadline_seconds)
-    worker = Worker(options, layout, environment, client)
     try:
-        worker.train(forward_step)
-    except TrainingError as error:
+        Worker(script, options, layout, environment, client).train()
+    except (TrainingError, UserError) as error:
         # The same on every worker: the job ends, no node is at fault.
         client.compare_set("failed", None, str(error).encode())
         return TRAINING_ERROR_STATUS

@@ -7,21 +7,17 @@ first.
 import time
 from collections.abc import Collection, Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
 
 from megatron_bamboo.agent.environment import WorkerEnvironment
 from megatron_bamboo.config import Layout, Options, read_costs
-from megatron_bamboo.data.gpt_dataset import (
-    TrainDataOptions,
-    build_train_dataset,
-    read_microbatch,
-)
+from megatron_bamboo.data.gpt_dataset import read_microbatch
 from megatron_bamboo.data.samples import microbatch_samples
-from megatron_bamboo.data.tokenizer import GPT2BPETokenizer, padded_vocab_size
 from megatron_bamboo.execution.commit import CommitLayout, to_hex, unit_parts
-from megatron_bamboo.execution.compute import Compute, ForwardStepFunc
+from megatron_bamboo.execution.compute import Compute
 from megatron_bamboo.execution.epochs import EpochWatch, Handlers
 from megatron_bamboo.execution.executor import Executor, Parts, Shapes
 from megatron_bamboo.execution.groups import Group
@@ -38,12 +34,14 @@ from megatron_bamboo.execution.turnstile import Turnstile
 from megatron_bamboo.membership.decision import StepReport
 from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.membership.torch_store import BambooStore
-from megatron_bamboo.model.gpt import prepare_process
+from megatron_bamboo.model.gpt import Recipe, prepare_process
 from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.observe.state_dump import dump_stage
 from megatron_bamboo.planner.plan import Plan
+from megatron_bamboo.script.data import open_train_dataset
+from megatron_bamboo.script.providers import Script
 
 # The coordinator publishes the first plan when all agents are there.
 FIRST_PLAN_SECONDS = 600.0
@@ -53,8 +51,14 @@ class Worker:
     """Everything that one worker is made of, wired together."""
 
     def __init__(
-        self, options: Options, layout: Layout, environment: WorkerEnvironment, client: StoreClient
+        self,
+        script: Script,
+        options: Options,
+        layout: Layout,
+        environment: WorkerEnvironment,
+        client: StoreClient,
     ) -> None:
+        self._script = script
         self._options = options
         self._layout = layout
         self._environment = environment
@@ -91,21 +95,21 @@ class Worker:
         self._watch = EpochWatch(
             client, node, layout.tensor_size, self._plan, self._ledger, self._handlers()
         )
-        self._dataset = build_train_dataset(data_options_of(options, layout), tokenizer_of(options))
+        self._dataset = open_train_dataset(script.datasets, options, layout)
 
-    def train(self, forward_step: ForwardStepFunc) -> None:
+    def train(self) -> None:
         """Run every step; then write down what is held."""
         self._watch.start()
         self._client.set(f"ready/{self._environment.worker}", b"1")
         self._executor.start(self._watch)
         for step in range(1, self._options.training.train_iters + 1):
-            self._train_step(step, forward_step)
+            self._train_step(step)
         self._finish()
 
-    def _train_step(self, step: int, forward_step: ForwardStepFunc) -> None:
+    def _train_step(self, step: int) -> None:
         start = time.monotonic()
         self._executor.forward_backward_func(
-            forward_step_func=forward_step,
+            forward_step_func=self._script.forward_step,
             data_iterator=self._microbatches(step),
             model=[chunk for stage in self._stages.values() for chunk in stage.chunks],
             num_microbatches=self._layout.num_microbatches,
@@ -158,7 +162,7 @@ class Worker:
         for name, tensor in stage.state():
             yield (name if size == 1 else f"tensor{rank}/{name}"), tensor
 
-    def _microbatches(self, step: int) -> Iterator[dict[str, torch.Tensor]]:
+    def _microbatches(self, step: int) -> Iterator[Any]:
         """This pipeline's microbatches of a step: a function of the seed and the step alone."""
         for microbatch in range(self._layout.num_microbatches):
             indices = microbatch_samples(
@@ -177,11 +181,11 @@ class Worker:
     def _build_stages(self) -> dict[int, Stage]:
         """The stages that this worker runs, and those whose replica it holds."""
         groups = model_groups(self._tensor_group())
-        prepare_process(groups.tp)
-        vocab = vocab_size_of(self._options)
+        prepare_process(groups)
+        recipe = Recipe.of(self._options, self._script.model, groups, self._dropout)
         schedule, rank = self._view.in_force, self._view.rank
         return {
-            number: build_stage(number, self._options, self._layout, vocab, groups, self._dropout)
+            number: build_stage(number, self._layout, self._options.optimizer, recipe)
             for number in (*schedule.stages_of(rank), *schedule.replicas_of(rank))
         }
 
@@ -281,30 +285,6 @@ class Worker:
 
     def _timeout(self) -> timedelta:
         return timedelta(minutes=self._options.parallel.distributed_timeout_minutes)
-
-
-def tokenizer_of(options: Options) -> GPT2BPETokenizer:
-    """The tokenizer that the options name."""
-    return GPT2BPETokenizer(options.data.vocab_file, options.data.merge_file)
-
-
-def vocab_size_of(options: Options) -> int:
-    """Rows of the embedding."""
-    size = tokenizer_of(options).vocab_size
-    tensor_size = options.parallel.tensor_model_parallel_size
-    return padded_vocab_size(size, options.model.make_vocab_size_divisible_by, tensor_size)
-
-
-def data_options_of(options: Options, layout: Layout) -> TrainDataOptions:
-    """The training data that the options name, as many samples as all steps take."""
-    return TrainDataOptions(
-        data_path=options.data.data_path,
-        sequence_length=options.data.seq_length,
-        seed=options.training.seed,
-        num_samples=options.training.train_iters * layout.global_batch_size,
-        split=options.data.split,
-        cache_path=options.data.data_cache_path,
-    )
 
 
 def _shape_of(tensor: torch.Tensor) -> TensorShape:

@@ -74,3 +74,8 @@ class WorkerEnvironment:
     def worker(self) -> str:
         """This worker's name: its node's, where it is alone there."""
         return worker_name(self.node, self.tensor_rank, self.tensor_size)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first worker of the job as it started."""
+        return self.node == "node0" and self.tensor_rank == 0

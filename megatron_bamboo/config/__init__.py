@@ -11,12 +11,13 @@ from megatron_bamboo.config.options import (
     ParallelOptions,
     TrainingOptions,
 )
-from megatron_bamboo.config.parse import UNSUPPORTED, parse_options
+from megatron_bamboo.config.parse import UNSUPPORTED, ExtraArgsProvider, parse_flags, parse_options
 
 __all__ = (
     "UNSUPPORTED",
     "BambooOptions",
     "DataOptions",
+    "ExtraArgsProvider",
     "Layout",
     "ModelOptions",
     "OptimizerOptions",
@@ -24,6 +25,7 @@ __all__ = (
     "ParallelOptions",
     "TrainingOptions",
     "check_options",
+    "parse_flags",
     "parse_options",
     "read_costs",
 )

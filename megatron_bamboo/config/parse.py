@@ -7,8 +7,9 @@ trains silently wrong.
 import argparse
 import dataclasses
 import difflib
+import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from megatron_bamboo.config.options import Options, flag_of, value_type
@@ -40,28 +41,72 @@ UNSUPPORTED: Mapping[str, str] = {
 }
 
 
+ExtraArgsProvider = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
+"""Megatron's: adds a script's own flags to the parser and gives it back."""
+
+
 def parse_options(argv: Sequence[str]) -> Options:
     """Read Megatron's flags.
 
     Raises:
         UserError: with one line that names the bad flag.
     """
-    parser = _Parser(allow_abbrev=False)
+    return parse_flags(argv)[0]
+
+
+def parse_flags(
+    argv: Sequence[str],
+    extra_args_provider: ExtraArgsProvider | None = None,
+    args_defaults: Mapping[str, Any] = types.MappingProxyType({}),
+) -> tuple[Options, dict[str, Any]]:
+    """Read Megatron's flags and a script's own, which come apart.
+
+    Args:
+        args_defaults: values of options that the flags do not give, by the options' names.
+
+    Raises:
+        UserError: with one line that names the bad flag.
+    """
+    parser: argparse.ArgumentParser = _Parser(allow_abbrev=False)
     groups = {field.name: _option_class(field) for field in dataclasses.fields(Options)}
     for option_class in groups.values():
         _add_group(parser, option_class)
     for flag in UNSUPPORTED:
         parser.add_argument(flag, action=_Refuse, nargs="*", help=argparse.SUPPRESS)
+    own = {action.dest for action in parser._actions}
+    parser = _extend(parser, extra_args_provider)
+    _set_defaults(parser, args_defaults)
     known, unknown = parser.parse_known_args(list(argv))
     if unknown:
         raise UserError(_unknown_flag(unknown[0], parser))
     values = vars(known)
-    return Options(
+    options = Options(
         **{
             name: option_class(**{f.name: values[f.name] for f in dataclasses.fields(option_class)})
             for name, option_class in groups.items()
         }
     )
+    return options, {name: value for name, value in values.items() if name not in own}
+
+
+def _extend(
+    parser: argparse.ArgumentParser, extra_args_provider: ExtraArgsProvider | None
+) -> argparse.ArgumentParser:
+    if extra_args_provider is None:
+        return parser
+    try:
+        return extra_args_provider(parser)
+    except argparse.ArgumentError as error:  # a flag of a name that is taken
+        raise UserError(f"the script's extra_args_provider: {error}") from error
+
+
+def _set_defaults(parser: argparse.ArgumentParser, defaults: Mapping[str, Any]) -> None:
+    actions = {action.dest: action for action in parser._actions}
+    for name, value in defaults.items():
+        if name not in actions:
+            raise UserError(f"the script's args_defaults: there is no option {name}")
+        actions[name].required = False
+        parser.set_defaults(**{name: value})
 
 
 class _Parser(argparse.ArgumentParser):

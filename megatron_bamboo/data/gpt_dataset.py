@@ -1,4 +1,4 @@
-"""Packed training samples, served by Megatron-core's ``GPTDataset``.
+"""The training samples, from a script's own dataset provider, with indices that are built once.
 
 Megatron-core builds three index files (document order, sample boundaries, shuffle) the first time
 a dataset is opened, and its rank 0 does so while the others wait in a barrier. Here no worker is
@@ -12,26 +12,20 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
+from torch.utils.data import Dataset, default_collate
 
 from megatron_bamboo.data.data_files import check_data_files
 from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.quiet import quiet_megatron_import
 
-with quiet_megatron_import():
-    from megatron.core.datasets.blended_megatron_dataset_builder import (
-        BlendedMegatronDatasetBuilder,
-    )
-    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-
-Sample = dict[str, torch.Tensor]
-Batch = dict[str, torch.Tensor]
+OpenDataset = Callable[[Path], "Dataset[Any] | None"]
+"""Opens the training samples, with index files in the folder given."""
 
 CACHE_FORMAT = 1
 
@@ -46,7 +40,6 @@ class TrainDataOptions:
     num_samples: int  # train iterations times global batch size
     split: str = "969,30,1"  # weights of train, validation and test, by documents
     cache_path: str | None = None  # beside the data if None
-    create_attention_mask: bool = False
 
     def cache_folder(self) -> Path:
         """A folder of its own for each thing that the indices depend on."""
@@ -57,7 +50,9 @@ class TrainDataOptions:
         return root / hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def prepare_train_dataset(options: TrainDataOptions, tokenizer: GPT2BPETokenizer) -> int:
+def prepare_train_dataset(
+    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, open_dataset: OpenDataset
+) -> int:
     """Check the data and build its indices unless they are there; the number of samples.
 
     The indices are built in a scratch folder and renamed, so that a folder under its final name
@@ -67,57 +62,44 @@ def prepare_train_dataset(options: TrainDataOptions, tokenizer: GPT2BPETokenizer
     folder = options.cache_folder()
     if not folder.is_dir():
         with _scratch_folder(folder) as scratch:
-            _open_dataset(options, tokenizer, scratch)
+            open_dataset(scratch)
             _rename_unless_there(scratch, folder)
-    return len(build_train_dataset(options, tokenizer))
+    return _size(build_train_dataset(options, open_dataset))
 
 
-def build_train_dataset(options: TrainDataOptions, tokenizer: GPT2BPETokenizer) -> GPTDataset:
+def build_train_dataset(options: TrainDataOptions, open_dataset: OpenDataset) -> "Dataset[Any]":
     """Open the training samples with the indices that ``prepare_train_dataset`` built.
 
     Needs no process group; with a default group of size 1 it works as well.
+
+    Raises:
+        UserError: there are no indices, no training dataset, or too few samples.
     """
     folder = options.cache_folder()
     if not folder.is_dir():
         raise UserError(f"the indices of {options.data_path} are not prepared: no {folder}")
-    return _open_dataset(options, tokenizer, folder)
+    dataset = open_dataset(folder)
+    if dataset is None:
+        raise UserError("the datasets provider gave no training dataset")
+    if _size(dataset) < options.num_samples:
+        raise UserError(
+            f"the training dataset has {_size(dataset)} samples, the run takes "
+            f"{options.num_samples}: lower --train-iters or --global-batch-size"
+        )
+    return dataset
 
 
-def collate(samples: Iterable[Sample]) -> Batch:
-    """Stack samples as Megatron's get_batch sees them: tokens, labels, loss_mask, position_ids.
+def read_microbatch(dataset: "Dataset[Any]", indices: Sequence[int]) -> Any:
+    """One microbatch: the samples of these indices, stacked as torch's data loader does.
 
-    With an attention mask in the samples its shape is (batch, 1, sequence, sequence).
+    Of Megatron's ``GPTDataset``: tokens, labels, loss_mask, position_ids, each (batch, sequence);
+    with an attention mask in the samples its shape is (batch, 1, sequence, sequence).
     """
-    chosen = list(samples)
-    assert chosen, "a microbatch has at least one sample"
-    return {name: torch.stack([sample[name] for sample in chosen]) for name in chosen[0]}
+    return default_collate([dataset[index] for index in indices])
 
 
-def read_microbatch(dataset: GPTDataset, indices: Sequence[int]) -> Batch:
-    """One microbatch: the samples of these indices."""
-    return collate(dataset[index] for index in indices)
-
-
-def _open_dataset(
-    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, cache_folder: Path
-) -> GPTDataset:
-    config = GPTDatasetConfig(
-        random_seed=options.seed,
-        sequence_length=options.sequence_length,
-        blend=([options.data_path], None),
-        split=options.split,
-        path_to_cache=str(cache_folder),
-        tokenizer=tokenizer,
-        reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
-        create_attention_mask=options.create_attention_mask,
-    )
-    # The builder makes every split that the matrix names; only the training split is read.
-    config.split_matrix = [config.split_matrix[0], None, None]
-    sizes = [options.num_samples, None, None]
-    builder = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config)
-    return builder.build()[0]
+def _size(dataset: "Dataset[Any]") -> int:
+    return len(dataset)  # type: ignore[arg-type]
 
 
 @contextmanager

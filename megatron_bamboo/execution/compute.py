@@ -4,7 +4,7 @@ Megatron-core's own ``forward_step`` and ``backward_step`` do the work, so that 
 inputs the bits are those of Megatron's schedules.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from megatron.core.pipeline_parallel.schedules import backward_step, forward_step
@@ -19,8 +19,7 @@ from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.model.stage import Stage
 from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.schedule import Schedule
-
-ForwardStepFunc = Callable[..., Any]
+from megatron_bamboo.script.providers import ForwardStepFunc
 
 
 class Compute:
@@ -129,6 +128,12 @@ class Compute:
 
 
 def _loss_of(reported: Any) -> float:
-    """The loss of a microbatch from what the loss function reported: its first value."""
+    """The loss of a microbatch from what the loss function reported: its first value.
+
+    Newer scripts report a sum and the number of tokens in it, older ones a mean.
+    """
     value = next(iter(reported.values())) if isinstance(reported, Mapping) else reported
+    if isinstance(value, (tuple, list)) or value.numel() == 2:
+        total, num_tokens = (float(part) for part in value)
+        return total / num_tokens if num_tokens else 0.0
     return float(value)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from megatron_bamboo.config import Layout
 from megatron_bamboo.data.replay import ReplayedIterator
-from megatron_bamboo.execution.compute import Compute, ForwardStepFunc
+from megatron_bamboo.execution.compute import Compute
 from megatron_bamboo.execution.epochs import EpochWatch, StepProgress
 from megatron_bamboo.execution.errors import EpochEnded, PeerLost
 from megatron_bamboo.execution.ledger import CommitLedger
@@ -44,6 +44,7 @@ from megatron_bamboo.schedule.actions import (
     Op,
 )
 from megatron_bamboo.schedule.takeover import Progress
+from megatron_bamboo.script.providers import ForwardStepFunc
 
 _LOGGED_AS_DONE = COMPUTE_OPS | SEND_OPS
 # Workers that share layers compute together, and sum what sequence parallelism has split.

@@ -1,34 +1,34 @@
-"""A chunk of a GPT, for any range of layers on any worker.
+"""A chunk of a GPT, for any range of layers on any worker, from a script's own model provider.
 
-The chunk is Megatron-core's own ``GPTModel`` on its own layer specs, built from process groups of
-one member instead of global parallel state: which stage a chunk belongs to is an argument, so that
-one worker can hold its own stage and the replica of its successor's. Weights are drawn here and
-not by Megatron, whose draws depend on what was built before.
+The provider builds Megatron-core's ``GPTModel``, or a class derived from it, out of process groups
+of one member instead of global parallel state: which stage a chunk belongs to is an argument, so
+that one worker can hold its own stage and the replica of its successor's. Weights are drawn here
+and not by Megatron, whose draws depend on what was built before.
 """
 
-import importlib.util
+import inspect
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import (
-    get_gpt_layer_local_spec,
-    get_gpt_layer_with_transformer_engine_spec,
-)
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from megatron_bamboo.config import Layout, ModelOptions, ParallelOptions
+from megatron_bamboo.config import Layout, Options
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.model.local_norm import LocalNorm
+from megatron_bamboo.model.config import building
 from megatron_bamboo.model.randomness import DropoutSeeds, derive_seed
+from megatron_bamboo.script.providers import ModelProvider
 
 # Parameters whose initial values Megatron scales by 1/sqrt(2 x layers).
 _RESIDUAL_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight")
+# What every GPT has, and what units call it; all else belongs to the script's own class.
+_PARTS = ("embedding", "decoder", "output_layer", "rotary_pos_emb")
+_NAMES_IN_UNITS = ("embedding", "layer", "final_layernorm", "output_layer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,35 @@ class ChunkPlace:
     layers: range  # global numbers, from 0
     is_first: bool
     is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What every chunk of a model is built from."""
+
+    provider: ModelProvider
+    num_layers: int
+    """Of the whole model."""
+    is_tied: bool
+    """Whether the head's weight is the embedding's."""
+    seed: int
+    groups: ProcessGroupCollection
+    """The workers that share layers, and otherwise groups of one member."""
+    dropout: DropoutSeeds
+    """Reseeds the generators before each unit's forward pass."""
+
+    @classmethod
+    def of(
+        cls,
+        options: Options,
+        provider: ModelProvider,
+        groups: ProcessGroupCollection,
+        dropout: DropoutSeeds,
+    ) -> Self:
+        """As the options of a run say."""
+        model = options.model
+        is_tied = not model.untie_embeddings_and_output_weights
+        return cls(provider, model.num_layers, is_tied, options.training.seed, groups, dropout)
 
 
 def places_of_stage(stage: int, layout: Layout, num_layers: int) -> tuple[ChunkPlace, ...]:
@@ -54,90 +83,82 @@ def places_of_stage(stage: int, layout: Layout, num_layers: int) -> tuple[ChunkP
     )
 
 
-def transformer_config(options: ModelOptions, parallel: ParallelOptions) -> TransformerConfig:
-    """Megatron's configuration of one worker's layers.
-
-    The pipeline size is 1 here: stages are this project's, Megatron sees a model part.
-    """
-    on_gpu = torch.cuda.is_available()
-    return TransformerConfig(
-        num_layers=options.num_layers,
-        hidden_size=options.hidden_size,
-        num_attention_heads=options.num_attention_heads,
-        ffn_hidden_size=options.feed_forward_size,
-        attention_dropout=options.attention_dropout,
-        hidden_dropout=options.hidden_dropout,
-        normalization=options.normalization,
-        layernorm_epsilon=options.norm_epsilon,
-        gated_linear_unit=options.swiglu,
-        activation_func=nn.functional.silu if options.swiglu else nn.functional.gelu,
-        add_bias_linear=not options.disable_bias_linear,
-        init_method_std=options.init_method_std,
-        use_cpu_initialization=not on_gpu,
-        pipeline_dtype=torch.float32,
-        recompute_granularity=options.recompute_granularity,
-        recompute_method=options.recompute_method,
-        recompute_num_layers=options.recompute_num_layers,
-        tensor_model_parallel_size=parallel.tensor_model_parallel_size,
-        sequence_parallel=parallel.sequence_parallel,
-        # Fusions are CUDA kernels; an output that is being sent must not be freed early.
-        bias_dropout_fusion=False,
-        bias_activation_fusion=False,
-        masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
-        apply_rope_fusion=False,
-        deallocate_pipeline_outputs=False,
-        # None at all; the default is a deprecated word for it, with a warning in each worker's log.
-        cuda_graph_scope=[],
-    )
-
-
-def prepare_process(tensor_group: ProcessGroup) -> None:
-    """The little that Megatron's layers still read from global state; once a process."""
+def prepare_process(groups: ProcessGroupCollection) -> None:
+    """What Megatron's layers and scripts still read from global state; once a process."""
     if parallel_state._GLOBAL_MEMORY_BUFFER is None:
         parallel_state._set_global_memory_buffer()
-    parallel_state._TENSOR_MODEL_PARALLEL_GROUP = tensor_group
-    parallel_state.set_tensor_model_parallel_world_size(tensor_group.size())
-    parallel_state.set_tensor_model_parallel_rank(tensor_group.rank())
+    for name, members in _GLOBAL_GROUPS.items():
+        setattr(parallel_state, name, getattr(groups, members))
+    parallel_state.set_tensor_model_parallel_world_size(groups.tp.size())
+    parallel_state.set_tensor_model_parallel_rank(groups.tp.rank())
 
 
-def build_chunk(
-    options: ModelOptions,
-    parallel: ParallelOptions,
-    place: ChunkPlace,
-    vocab_size: int,
-    seed: int,
-    groups: ProcessGroupCollection,
-    dropout: DropoutSeeds,
-) -> GPTModel:
+_GLOBAL_GROUPS = {
+    "_TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "_PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+    "_MODEL_PARALLEL_GROUP": "mp",
+    "_CONTEXT_PARALLEL_GROUP": "cp",
+    "_TENSOR_AND_CONTEXT_PARALLEL_GROUP": "tp_cp",
+    "_EMBEDDING_GROUP": "embd",
+    "_POSITION_EMBEDDING_GROUP": "pos_embd",
+    "_DATA_PARALLEL_GROUP": "dp",
+    "_DATA_PARALLEL_GROUP_WITH_CP": "dp_cp",
+    "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "intra_dp_cp",
+    "_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP": "tp_dp_cp",
+    "_EXPERT_MODEL_PARALLEL_GROUP": "ep",
+    "_EXPERT_TENSOR_PARALLEL_GROUP": "expt_tp",
+    "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "tp_ep",
+    "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": "tp_ep_pp",
+    "_EXPERT_DATA_PARALLEL_GROUP": "expt_dp",
+    "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP": "intra_expt_dp",
+    "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "intra_dist_opt",
+}
+
+
+def build_chunk(recipe: Recipe, place: ChunkPlace) -> GPTModel:
     """Build one chunk, with the initial weights of (seed, unit, parameter) and of nothing else.
 
-    Args:
-        vocab_size: padded size of the vocabulary.
-        groups: the workers that share these layers, and otherwise groups of one member.
-        dropout: reseeds the generators before each unit's forward pass.
+    Raises:
+        UserError: the provider built something that cannot be a chunk of a GPT here.
     """
-    config = transformer_config(options, parallel)
-    # On a GPU the module is made there; on a CPU the factories of model/cpu.py answer.
-    chunk = GPTModel(
-        config=config,
-        transformer_layer_spec=_block_spec(options, config, place),
-        vocab_size=vocab_size,
-        max_sequence_length=options.max_position_embeddings,
-        pre_process=place.is_first,
-        post_process=place.is_last,
-        share_embeddings_and_output_weights=not options.untie_embeddings_and_output_weights,
-        position_embedding_type=options.position_embedding_type,
-        pg_collection=groups,
-    )
+    chunk = _call_provider(recipe, place)
+    # Until here the configuration said how many layers to build.
+    chunk.config.num_layers = recipe.num_layers
     if torch.cuda.is_available():
         chunk.cuda()
     for number, layer in zip(place.layers, chunk.decoder.layers, strict=True):
         layer.layer_number = number + 1
     shared = _shared_weight(chunk)
     for unit, parts in units_of(chunk, place).items():
-        _initialize(unit, parts, shared, config, seed, groups.tp)
-    _attach_dropout(chunk, place, dropout)
+        _initialize(unit, parts, shared, chunk.config, recipe.seed, recipe.groups.tp)
+    _attach_dropout(chunk, place, recipe.dropout)
+    return chunk
+
+
+def _call_provider(recipe: Recipe, place: ChunkPlace) -> GPTModel:
+    arguments: dict[str, Any] = {"pre_process": place.is_first, "post_process": place.is_last}
+    parameters = inspect.signature(recipe.provider).parameters
+    if "pg_collection" in parameters:
+        arguments["pg_collection"] = recipe.groups
+    # What a provider draws by itself must not depend on what was built before either.
+    torch.manual_seed(derive_seed(recipe.seed, "provider", place.layers.start))
+    with building(len(place.layers)):
+        chunk = recipe.provider(**arguments)
+    if not isinstance(chunk, GPTModel):
+        raise UserError(
+            f"the model provider gave a {type(chunk).__name__}: it must give Megatron-core's "
+            "GPTModel or a class derived from it"
+        )
+    if len(chunk.decoder.layers) != len(place.layers):
+        raise UserError(
+            f"the model provider built {len(chunk.decoder.layers)} layers for a chunk of "
+            f"{len(place.layers)}: make its configuration with core_transformer_config_from_args()"
+        )
+    if chunk.share_embeddings_and_output_weights != recipe.is_tied:
+        raise UserError(
+            "the model provider must set share_embeddings_and_output_weights as "
+            "--untie-embeddings-and-output-weights says"
+        )
     return chunk
 
 
@@ -145,18 +166,32 @@ def units_of(chunk: GPTModel, place: ChunkPlace) -> dict[str, nn.ModuleDict]:
     """The units of a chunk by name, each a dictionary of its modules.
 
     A tied head holds a copy of the embedding's weight: one weight in two roles (see
-    ``docs/design.md``). When one chunk is the whole model, the head has none.
+    ``docs/design.md``). When one chunk is the whole model, the head has none. Modules that a
+    script's own class adds belong to the head, or to the embedding where there is no head.
     """
+    extras = {n: part for n, part in chunk.named_children() if n not in _PARTS}
     units: dict[str, nn.ModuleDict] = {}
     if place.is_first:
-        units["embedding"] = nn.ModuleDict({"embedding": chunk.embedding})
+        added = {} if place.is_last else extras
+        units["embedding"] = nn.ModuleDict({"embedding": chunk.embedding, **added})
     for number, layer in zip(place.layers, chunk.decoder.layers, strict=True):
         units[f"layer{number}"] = nn.ModuleDict({"layer": layer})
     if place.is_last:
-        units["head"] = nn.ModuleDict(
-            {"final_layernorm": chunk.decoder.final_layernorm, "output_layer": chunk.output_layer}
-        )
+        last = {"final_layernorm": chunk.decoder.final_layernorm}
+        units["head"] = nn.ModuleDict({**last, "output_layer": chunk.output_layer, **extras})
+    _check_units(chunk, units)
     return units
+
+
+def _check_units(chunk: GPTModel, units: dict[str, nn.ModuleDict]) -> None:
+    """UserError where a parameter would never be reduced, stepped or replicated."""
+    held = {id(parameter) for parts in units.values() for parameter in parts.parameters()}
+    for name, parameter in chunk.named_parameters():
+        if id(parameter) not in held:
+            raise UserError(
+                f"the model's parameter {name} is neither in a layer nor in a module of its first "
+                "or last chunk: no unit would hold it"
+            )
 
 
 def tied_weight(chunk: GPTModel, place: ChunkPlace) -> nn.Parameter | None:
@@ -173,30 +208,6 @@ def _shared_weight(chunk: GPTModel) -> nn.Parameter | None:
     return weight
 
 
-def _block_spec(
-    options: ModelOptions, config: TransformerConfig, place: ChunkPlace
-) -> TransformerBlockSubmodules:
-    if uses_transformer_engine(options):
-        from megatron.core.extensions.transformer_engine import TENorm
-
-        spec, norm = get_gpt_layer_with_transformer_engine_spec(), TENorm
-    else:
-        spec, norm = get_gpt_layer_local_spec(normalization=options.normalization), LocalNorm
-        spec.submodules.input_layernorm = LocalNorm
-        spec.submodules.pre_mlp_layernorm = LocalNorm
-    return TransformerBlockSubmodules(layer_specs=[spec] * len(place.layers), layer_norm=norm)
-
-
-def uses_transformer_engine(options: ModelOptions) -> bool:
-    """Whether the layers are Transformer Engine's: where it is installed, unless told otherwise."""
-    if options.transformer_impl == "local" or not torch.cuda.is_available():
-        return False
-    installed = importlib.util.find_spec("transformer_engine") is not None
-    if options.transformer_impl == "transformer_engine" and not installed:
-        raise UserError("--transformer-impl transformer_engine: it is not installed")
-    return installed
-
-
 def _initialize(
     unit: str,
     parts: nn.ModuleDict,
@@ -205,8 +216,9 @@ def _initialize(
     seed: int,
     tensor_group: ProcessGroup,
 ) -> None:
+    drawn = _reset_added_modules(unit, parts, seed)
     for name, parameter in parts.named_parameters():
-        if parameter.dim() < 2:
+        if parameter.dim() < 2 or id(parameter) in drawn:
             continue  # biases are zeros and norms ones already
         # Both copies of a tied weight are one draw, and so is the one copy of an uncut model.
         purpose = ("tied", "weight") if parameter is shared else (unit, name)
@@ -217,6 +229,18 @@ def _initialize(
             whole = torch.empty(_whole_shape(parameter, tensor_group.size()), device="cpu")
             method(whole)
             parameter.copy_(_own_part(whole, parameter, tensor_group))
+
+
+def _reset_added_modules(unit: str, parts: nn.ModuleDict, seed: int) -> set[int]:
+    """Draw torch's modules that a script has added by their own rule; the parameters drawn."""
+    drawn: set[int] = set()
+    for name, module in parts.named_modules():
+        if name.partition(".")[0] in _NAMES_IN_UNITS or not hasattr(module, "reset_parameters"):
+            continue
+        torch.manual_seed(derive_seed(seed, unit, name))
+        module.reset_parameters()
+        drawn |= {id(parameter) for parameter in module.parameters(recurse=False)}
+    return drawn
 
 
 def _whole_shape(parameter: nn.Parameter, tensor_size: int) -> list[int]:
@@ -240,6 +264,8 @@ def _attach_dropout(chunk: GPTModel, place: ChunkPlace, dropout: DropoutSeeds) -
     # With sequence parallelism a block turns to the tracker's generator before its first layer.
     dropout.attach("block", chunk.decoder)
     for unit, parts in units_of(chunk, place).items():
-        if unit != "head":  # the head has no dropout
-            (module,) = parts.values()
-            dropout.attach(unit, module)
+        for name, module in parts.items():
+            if name in ("embedding", "layer"):
+                dropout.attach(unit, module)
+            elif name not in _NAMES_IN_UNITS:
+                dropout.attach(f"{unit}/{name}", module)

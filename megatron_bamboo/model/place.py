@@ -1,7 +1,10 @@
-"""Which stage a user's code is on, as Megatron-core's ``parallel_state`` answers it.
+"""Which stage a script's code is on, as Megatron-core's ``parallel_state`` answers it.
 
 After a takeover one worker computes for two stages, so the answer is set for each action.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from megatron.core import parallel_state
 
@@ -13,3 +16,17 @@ def set_current_stage(stage: int, chunk: int, num_stages: int, num_chunks: int) 
     if num_chunks > 1:
         parallel_state.set_virtual_pipeline_model_parallel_world_size(num_chunks)
         parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
+
+
+@contextmanager
+def first_worker() -> Iterator[None]:
+    """Let Megatron's state say, inside of the block, that this is the first worker of all."""
+    names = ("_MPU_PIPELINE_MODEL_PARALLEL_RANK", "_MPU_TENSOR_MODEL_PARALLEL_RANK")
+    before = {name: getattr(parallel_state, name) for name in names}
+    for name in names:
+        setattr(parallel_state, name, 0)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(parallel_state, name, value)

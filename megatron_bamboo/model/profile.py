@@ -17,17 +17,21 @@ from torch import Tensor
 
 from megatron_bamboo.config import Layout, Options
 from megatron_bamboo.execution.local_groups import model_groups
-from megatron_bamboo.model.gpt import prepare_process
+from megatron_bamboo.model.gpt import Recipe, prepare_process
 from megatron_bamboo.model.place import set_current_stage
 from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.model.stage import Stage, build_stage
 from megatron_bamboo.schedule.costs import Costs
-
-ForwardStep = Callable[[Iterator[dict[str, Tensor]], GPTModel], tuple[Tensor, Callable[..., Any]]]
+from megatron_bamboo.script.providers import ForwardStepFunc, ModelProvider
 
 
 def profile(
-    options: Options, layout: Layout, vocab: int, forward_step: ForwardStep, repeats: int
+    options: Options,
+    layout: Layout,
+    vocab: int,
+    provider: ModelProvider,
+    forward_step: ForwardStepFunc,
+    repeats: int,
 ) -> Costs:
     """The median seconds of ``repeats`` passes of every chunk, after one to warm up.
 
@@ -35,11 +39,11 @@ def profile(
         vocab: padded size of the vocabulary.
     """
     groups = model_groups()
-    prepare_process(groups.tp)
-    seeds = DropoutSeeds(options.training.seed)
+    prepare_process(groups)
+    recipe = Recipe.of(options, provider, groups, DropoutSeeds(options.training.seed))
     forwards, backwards = [], []
     for number in range(layout.num_stages):
-        stage = build_stage(number, options, layout, vocab, groups, seeds)
+        stage = build_stage(number, layout, options.optimizer, recipe)
         times = list(_time_chunks(stage, options, layout, forward_step, vocab, repeats))
         forwards.append(tuple(forward for forward, _ in times))
         backwards.append(tuple(backward for _, backward in times))
@@ -61,7 +65,7 @@ def _time_chunks(
     stage: Stage,
     options: Options,
     layout: Layout,
-    forward_step: ForwardStep,
+    forward_step: ForwardStepFunc,
     vocab: int,
     repeats: int,
 ) -> Iterator[tuple[float, float]]:
@@ -88,7 +92,7 @@ def _made_up_batch(options: Options, vocab: int, device: torch.device) -> dict[s
 
 
 def _time_passes(
-    chunk: GPTModel, options: Options, forward_step: ForwardStep, batch: dict[str, Tensor]
+    chunk: GPTModel, options: Options, forward_step: ForwardStepFunc, batch: dict[str, Tensor]
 ) -> tuple[float, float]:
     """Seconds of one forward and one backward."""
     micro_batch, sequence = batch["tokens"].shape

@@ -29,15 +29,16 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from torch import Tensor, nn
 
-from megatron_bamboo.config import Layout, OptimizerOptions, Options
+from megatron_bamboo.config import Layout, OptimizerOptions
 from megatron_bamboo.model.gpt import (
     ChunkPlace,
+    Recipe,
     build_chunk,
     places_of_stage,
     tied_weight,
     units_of,
 )
-from megatron_bamboo.model.randomness import DropoutSeeds
+from megatron_bamboo.model.place import set_current_stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,28 +148,17 @@ class Stage:
                     yield f"{unit.name}/{name}/{kind}", value
 
 
-def build_stage(
-    number: int,
-    options: Options,
-    layout: Layout,
-    vocab_size: int,
-    groups: ProcessGroupCollection,
-    dropout: DropoutSeeds,
-) -> Stage:
+def build_stage(number: int, layout: Layout, optimizer: OptimizerOptions, recipe: Recipe) -> Stage:
     """Build a stage with its initial weights, the same on every worker that holds it."""
-    places = places_of_stage(number, layout, options.model.num_layers)
-    seed = options.training.seed
-    chunks = {
-        place: build_chunk(
-            options.model, options.parallel, place, vocab_size, seed, groups, dropout
-        )
-        for place in places
-    }
-    if layout.num_chunks > 1:
-        # What Megatron's users ask a chunk of an interleaved model for.
-        for index, chunk in enumerate(chunks.values()):
+    chunks = {}
+    for index, place in enumerate(places_of_stage(number, layout, recipe.num_layers)):
+        # What a provider asks Megatron's global state for.
+        set_current_stage(number, index, layout.num_stages, layout.num_chunks)
+        chunk = chunks[place] = build_chunk(recipe, place)
+        if layout.num_chunks > 1:
+            # What Megatron's users ask a chunk of an interleaved model for.
             chunk.vp_stage = index
-    return Stage(number, chunks, options.optimizer, groups)
+    return Stage(number, chunks, optimizer, recipe.groups)
 
 
 def build_scheduler(

@@ -1,0 +1,1 @@
+"""What a training script that was written for Megatron-LM brings with it, and asks for."""

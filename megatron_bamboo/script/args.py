@@ -1,0 +1,95 @@
+"""The options of a run as the one flat namespace that Megatron's scripts know as ``args``."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from megatron_bamboo.config import Layout, Options
+from megatron_bamboo.data.tokenizer import padded_vocab_size
+
+# What Megatron-LM's own scripts look up and is the same in every run here.
+_ALWAYS: Mapping[str, Any] = {
+    "bf16": False,
+    "fp16": False,
+    "fp8": None,
+    "params_dtype": torch.float32,
+    "fp16_lm_cross_entropy": False,
+    "iteration": 0,
+    "consumed_train_samples": 0,
+    "consumed_valid_samples": 0,
+    "train_samples": None,
+    "eval_iters": 0,
+    "eval_interval": None,
+    "context_parallel_size": 1,
+    "expert_model_parallel_size": 1,
+    "num_experts": None,
+    "multi_latent_attention": False,
+    "qk_layernorm": False,
+    "mtp_num_layers": None,
+    "rotary_base": 10000,
+    "rotary_percent": 1.0,
+    "rotary_seq_len_interpolation_factor": None,
+    "use_rope_scaling": False,
+    "rope_scaling_factor": 8.0,
+    "spec": None,
+    "use_legacy_models": False,
+    "heterogeneous_layers_config_path": None,
+    "check_for_nan_in_loss_and_grad": False,
+    "check_for_spiky_loss": False,
+    "log_interval": 1,
+    "log_throughput": False,
+    "mock_data": False,
+    "sft": False,
+    "fim_data": False,
+    "data_args_path": None,
+    "per_split_data_args_path": None,
+    "train_data_path": None,
+    "valid_data_path": None,
+    "test_data_path": None,
+    "reset_position_ids": False,
+    "reset_attention_mask": False,
+    "eod_mask_loss": False,
+    "create_attention_mask_in_dataloader": False,
+    "dataloader_type": "single",
+    "num_dataset_builder_threads": 1,
+    "num_workers": 0,
+    "mmap_bin_files": True,
+    "s3_cache_path": None,
+    "object_storage_cache_path": None,
+    "mid_level_dataset_surplus": 0.005,
+    "full_validation": False,
+    "multiple_validation_sets": False,
+}
+
+
+def make_args(
+    options: Options, layout: Layout, vocab_size: int, extras: Mapping[str, Any]
+) -> argparse.Namespace:
+    """All options by Megatron's names, what follows from them, and the script's own.
+
+    Args:
+        vocab_size: of the tokenizer.
+        extras: what the script's ``extra_args_provider`` added.
+    """
+    groups = [getattr(options, field.name) for field in fields(options)]
+    values = {field.name: getattr(group, field.name) for group in groups for field in fields(group)}
+    chunks = layout.num_chunks if layout.num_chunks > 1 else None
+    stages = layout.num_stages
+    values |= {
+        "ffn_hidden_size": options.model.feed_forward_size,
+        "data_path": [options.data.data_path],
+        "global_batch_size": layout.global_batch_size,
+        "padded_vocab_size": padded_vocab_size(
+            vocab_size, options.model.make_vocab_size_divisible_by, layout.tensor_size
+        ),
+        "virtual_pipeline_model_parallel_size": chunks,
+        "transformer_pipeline_model_parallel_size": stages,
+        "data_parallel_size": layout.num_pipelines,
+        "world_size": stages * layout.num_pipelines * layout.tensor_size,
+        "encoder_num_layers": options.model.num_layers,
+        "encoder_seq_length": options.data.seq_length,
+    }
+    return argparse.Namespace(**{**_ALWAYS, **values, **extras})
