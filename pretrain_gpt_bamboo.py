@@ -30,6 +30,7 @@ with quiet_megatron_import():
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
     from megatron.core.enums import ModelType
     from megatron.core.models.gpt import GPTModel
+    from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.utils import get_attr_wrapped_model
     from torch import Tensor
 
@@ -37,7 +38,10 @@ Batch = dict[str, Tensor | None]
 
 
 def model_provider(
-    pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None
+    pre_process: bool = True,
+    post_process: bool = True,
+    vp_stage: int | None = None,
+    pg_collection: ProcessGroupCollection | None = None,
 ) -> GPTModel:
     """Build one chunk of the model."""
     args = get_args()
@@ -51,6 +55,7 @@ def model_provider(
         post_process=post_process,
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
         position_embedding_type=args.position_embedding_type,
+        pg_collection=pg_collection,
         vp_stage=vp_stage,
     )
 

@@ -42,15 +42,31 @@ from torch import Tensor, nn
 from user_script import forward_step
 
 from megatron_bamboo.config import Layout, ModelOptions, Options
-from megatron_bamboo.data.gpt_dataset import TrainDataOptions, build_train_dataset, collate
-from megatron_bamboo.data.tokenizer import GPT2BPETokenizer, padded_vocab_size
+from megatron_bamboo.data.gpt_dataset import read_microbatch
+from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
 from megatron_bamboo.execution import local_groups
-from megatron_bamboo.execution.compute import ForwardStepFunc
 from megatron_bamboo.model import cpu
-from megatron_bamboo.model.gpt import ChunkPlace, build_chunk, places_of_stage, units_of
+from megatron_bamboo.model.gpt import ChunkPlace, Recipe, build_chunk, places_of_stage, units_of
 from megatron_bamboo.model.randomness import DropoutSeeds
+from megatron_bamboo.script.args import make_args
+from megatron_bamboo.script.data import open_train_dataset, prepare_data
+from megatron_bamboo.script.providers import ForwardStepFunc
+from megatron_bamboo.script.state import begin, get_args
+from pretrain_gpt_bamboo import model_provider, train_valid_test_datasets_provider
 
 RENDEZVOUS_SECONDS = 60
+
+
+def begin_script(options: Options, layout: Layout) -> None:
+    """Set what the product's own script asks for: its weights and its data are used here."""
+    tokenizer = GPT2BPETokenizer(options.data.vocab_file, options.data.merge_file)
+    begin(make_args(options, layout, tokenizer.vocab_size, {}), tokenizer)
+
+
+def build_indices(options: Options, layout: Layout) -> None:
+    """Build the indices of the data, as the product's prepare phase does."""
+    begin_script(options, layout)
+    prepare_data(train_valid_test_datasets_provider, options, layout)
 
 
 class MegatronRank:
@@ -72,6 +88,7 @@ class MegatronRank:
     ) -> None:
         if not dist.is_initialized():  # else this process has trained the same layout before
             _start_megatron(layout, rank, rendezvous)
+        begin_script(options, layout)
         self._options = options
         self._layout = layout
         self.stage = parallel_state.get_pipeline_model_parallel_rank()
@@ -86,7 +103,7 @@ class MegatronRank:
         )
         for chunk in self.model:
             chunk.config.grad_scale_func = self.optimizer.scale_loss
-        self._dataset = _build_dataset(options, layout.global_batch_size)
+        self._dataset = open_train_dataset(train_valid_test_datasets_provider, options, layout)
         self._forward_backward = get_forward_backward_func()
         assert self._forward_backward is _schedule_of(layout)
 
@@ -137,7 +154,7 @@ class MegatronRank:
             number = (step - 1) * self._layout.total_microbatches
             number += microbatch * self._layout.num_pipelines + self.pipeline
             indices = range(number * size, (number + 1) * size)
-            yield collate(self._dataset[index] for index in indices)
+            yield read_microbatch(self._dataset, indices)
 
 
 def _schedule_of(layout: Layout) -> Callable[..., Any]:
@@ -183,19 +200,19 @@ def _clip(
 def _build_chunk(
     config: TransformerConfig, options: Options, place: ChunkPlace, number: int
 ) -> DistributedDataParallel:
-    model, vocab_size = options.model, _vocab_size(options)
+    model = options.model
     chunk = None if config.virtual_pipeline_model_parallel_size is None else number
     module = GPTModel(
         config=config,
         transformer_layer_spec=get_gpt_layer_local_spec(),
-        vocab_size=vocab_size,
+        vocab_size=get_args().padded_vocab_size,
         max_sequence_length=model.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
         share_embeddings_and_output_weights=not model.untie_embeddings_and_output_weights,
         vp_stage=chunk,
     )
-    _copy_initial_weights(module, options, place, vocab_size)
+    _copy_initial_weights(module, options, place)
     return DistributedDataParallel(config, DistributedDataParallelConfig(), module)
 
 
@@ -220,16 +237,12 @@ def _config(model: ModelOptions, layout: Layout, group_size: int | None) -> Tran
     )
 
 
-def _copy_initial_weights(
-    module: GPTModel, options: Options, place: ChunkPlace, vocab_size: int
-) -> None:
+def _copy_initial_weights(module: GPTModel, options: Options, place: ChunkPlace) -> None:
     alone = ProcessGroupCollection()
     for name in local_groups._MEMBERSHIPS:
         setattr(alone, name, parallel_state.get_tensor_model_parallel_group())
-    seed = options.training.seed
-    source = build_chunk(
-        options.model, options.parallel, place, vocab_size, seed, alone, DropoutSeeds(seed)
-    )
+    dropout = DropoutSeeds(options.training.seed)
+    source = build_chunk(Recipe.of(options, model_provider, alone, dropout), place)
     weights = dict(_named(source, place))
     with torch.no_grad():
         for name, parameter in _named(module, place):
@@ -267,27 +280,6 @@ def _build_optimizer(
         wd_incr_style="constant",
     )
     return made, scheduler
-
-
-def _tokenizer(options: Options) -> GPT2BPETokenizer:
-    return GPT2BPETokenizer(options.data.vocab_file, options.data.merge_file)
-
-
-def _vocab_size(options: Options) -> int:
-    size = _tokenizer(options).vocab_size
-    return padded_vocab_size(size, options.model.make_vocab_size_divisible_by)
-
-
-def _build_dataset(options: Options, batch: int) -> Any:
-    data = TrainDataOptions(
-        data_path=options.data.data_path,
-        sequence_length=options.data.seq_length,
-        seed=options.training.seed,
-        num_samples=options.training.train_iters * batch,
-        split=options.data.split,
-        cache_path=options.data.data_cache_path,
-    )
-    return build_train_dataset(data, _tokenizer(options))
 
 
 def _named(chunk: GPTModel, place: ChunkPlace) -> Iterator[tuple[str, nn.Parameter]]:

@@ -13,14 +13,17 @@ from megatron_bamboo.agent.agent import forked_node, forked_worker
 from megatron_bamboo.agent.environment import prepare_environment
 from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec
 from megatron_bamboo.agent.run_job import Outcome, run_job
-from megatron_bamboo.training import pretrain
+from megatron_bamboo.script.providers import Script
+from megatron_bamboo.training import run_phase
+from pretrain_gpt_bamboo import model_provider, train_valid_test_datasets_provider
 
 DEADLINES = Deadlines(startup_seconds=60, stall_seconds=60, store_seconds=60)
 
 
 def train(flags: Sequence[str]) -> int:
     """Do this process's part of the job, by its environment; the exit status."""
-    return pretrain(forward_step, flags)
+    script = Script(train_valid_test_datasets_provider, model_provider, forward_step)
+    return run_phase(script, flags)
 
 
 def run_product(

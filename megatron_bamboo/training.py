@@ -53,6 +53,7 @@ with quiet_megatron_import():
     from megatron_bamboo.worker import Worker
 
 __all__ = (
+    "Script",
     "core_transformer_config_from_args",
     "get_args",
     "get_batch_on_this_cp_rank",

@@ -11,6 +11,7 @@ from megatron_bamboo.config import (
     Layout,
     Options,
     check_options,
+    parse_flags,
     parse_options,
 )
 from megatron_bamboo.errors import UserError
@@ -314,3 +315,21 @@ def test_a_missing_file_is_named(
     (tmp_path / missing).unlink()
     line = refusal(data_files, "--bamboo-redundancy none", 1)
     assert line.startswith(f"{flag}: there is no file {tmp_path / missing}; ")
+
+
+def test_a_scripts_defaults_stand_where_no_flag_is_given(data_files: dict[str, str]) -> None:
+    words = argv(REQUIRED | data_files)
+    without = [word for word in words if word not in ("--lr", "1e-3")]
+    defaults = {"lr": 0.25, "seed": 5}
+    options, _ = parse_flags(without, args_defaults=defaults)
+    assert (options.optimizer.lr, options.training.seed) == (0.25, 5)
+    options, _ = parse_flags([*words, "--seed", "6"], args_defaults=defaults)
+    assert (options.optimizer.lr, options.training.seed) == (1e-3, 6)
+
+
+def test_what_a_script_adds_wrongly_is_one_line(data_files: dict[str, str]) -> None:
+    words = argv(REQUIRED | data_files)
+    with pytest.raises(UserError, match="args_defaults: there is no option learning_rate"):
+        parse_flags(words, args_defaults={"learning_rate": 1.0})
+    with pytest.raises(UserError, match=r"extra_args_provider: .*--lr"):
+        parse_flags(words, lambda parser: parser.add_argument("--lr"))

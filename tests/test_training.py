@@ -9,11 +9,15 @@ import pytest
 from megatron_bamboo.agent.job import JOB_FILE, JobShape
 from megatron_bamboo.cli import main as bamboo
 from megatron_bamboo.data import train_tokenizer
-from megatron_bamboo.training import WorkerEnvironment, pretrain
+from megatron_bamboo.training import Script, WorkerEnvironment, run_phase
+from pretrain_gpt_bamboo import train_valid_test_datasets_provider
 
 
-def never_called(*_arguments: object) -> NoReturn:
-    raise AssertionError("no step is run before the workers")
+def never_called(*_arguments: object, **_more: object) -> NoReturn:
+    raise AssertionError("no model is built and no step is run before the workers")
+
+
+SCRIPT = Script(train_valid_test_datasets_provider, never_called, never_called)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +55,7 @@ def job_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_preparing_leaves_the_jobs_shape_and_the_indices(text: Path, job_dir: Path) -> None:
     cache = job_dir / "cache"
     more = ("--bamboo-redundancy", "eager", "--data-cache-path", str(cache))
-    assert pretrain(never_called, flags(text, *more)) == 0
+    assert run_phase(SCRIPT, flags(text, *more)) == 0
     assert JobShape.read(job_dir) == JobShape(
         num_stages=2,
         num_pipelines=2,
@@ -80,7 +84,7 @@ def test_bad_input_is_one_line_of_the_script_and_no_job(
     more: tuple[str, ...],
     line: str,
 ) -> None:
-    assert pretrain(never_called, flags(text, *more)) == 2
+    assert run_phase(SCRIPT, flags(text, *more)) == 2
     output = capsys.readouterr()
     assert output.err.startswith(f"my_pretrain.py: {line}") and output.err.count("\n") == 1
     assert output.out == ""
@@ -91,7 +95,7 @@ def test_a_script_started_alone_says_how_to_start_it(
     text: Path, job_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("BAMBOO_PHASE")
-    assert pretrain(never_called, flags(text)) == 2
+    assert run_phase(SCRIPT, flags(text)) == 2
     line = "my_pretrain.py: start this script with: bamboo run --nodes N SCRIPT FLAGS\n"
     assert capsys.readouterr().err == line
 

@@ -6,14 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from prepared_data import Prepared
+from prepared_data import Prepared, build_train_dataset, prepare_train_dataset
 
-from megatron_bamboo.data.gpt_dataset import (
-    TrainDataOptions,
-    build_train_dataset,
-    prepare_train_dataset,
-    read_microbatch,
-)
+from megatron_bamboo.data import gpt_dataset
+from megatron_bamboo.data.gpt_dataset import TrainDataOptions, read_microbatch
 from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
 from megatron_bamboo.errors import UserError
 
@@ -51,7 +47,7 @@ def test_an_attention_mask_comes_only_if_asked_for(
     options: TrainDataOptions, tokenizer: GPT2BPETokenizer
 ) -> None:
     prepare_train_dataset(options, tokenizer)
-    masked = build_train_dataset(replace(options, create_attention_mask=True), tokenizer)
+    masked = build_train_dataset(options, tokenizer, create_attention_mask_in_dataloader=True)
     mask = read_microbatch(masked, range(2))["attention_mask"]
     assert mask.shape == (2, 1, 32, 32)
     assert torch.equal(mask[1, 0], torch.ones(32, 32).triu(1).bool())  # true where hidden
@@ -236,3 +232,14 @@ def test_an_unwritable_cache_is_one_line(
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="--data-cache-path"):
         prepare_train_dataset(replace(options, cache_path=str(tmp_path / "file")), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [(None, "gave no training dataset"), ([{"tokens": 1}] * 199, "has 199 samples, .* takes 200")],
+)
+def test_a_provider_that_gives_too_little_is_refused(
+    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, dataset: object, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        gpt_dataset.prepare_train_dataset(options, tokenizer, lambda folder: dataset)

@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 from prepared_data import Prepared
 
-from megatron_bamboo.config import parse_options
 from megatron_bamboo.data import train_tokenizer
 from megatron_bamboo.data.bpe import END_OF_DOCUMENT
 from megatron_bamboo.data.tokenizer import GPT2BPETokenizer, padded_vocab_size
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.worker import vocab_size_of
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +70,3 @@ def test_padded_vocabulary() -> None:
     assert padded_vocab_size(50257) == 50304  # Megatron's well-known size
     assert padded_vocab_size(128) == 128
     assert padded_vocab_size(129, 64, 2) == 256
-
-
-def test_a_model_whose_layers_are_shared_pads_to_a_multiple_for_each_rank(
-    prepared: Prepared,
-) -> None:
-    flags = "--num-layers 2 --hidden-size 8 --num-attention-heads 2 --seq-length 8 --lr 1e-3"
-    flags += " --max-position-embeddings 8 --micro-batch-size 1 --train-iters 1"
-    flags += f" --data-path {prepared.data_path} --vocab-file {prepared.vocab_file}"
-    flags += f" --merge-file {prepared.merge_file} --make-vocab-size-divisible-by 128"
-    for tensor_size, rows in ((1, 384), (2, 512)):
-        more = f" --tensor-model-parallel-size {tensor_size}"
-        assert vocab_size_of(parse_options((flags + more).split())) == rows

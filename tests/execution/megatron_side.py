@@ -8,13 +8,10 @@ from typing import Any
 
 import torch.distributed as dist
 from megatron.core.pipeline_parallel.schedules import forward_backward_pipelining_with_interleaving
-from megatron_rank import MegatronRank
+from megatron_rank import MegatronRank, build_indices
 from torch import Tensor, nn
 from trained_stages import Job, Run, StageTensors, save_stage
 from user_script import forward_step
-
-from megatron_bamboo.data.gpt_dataset import prepare_train_dataset
-from megatron_bamboo.worker import data_options_of, tokenizer_of
 
 
 def train_rank(runs: Sequence[Run], rank: int) -> None:
@@ -29,8 +26,7 @@ def train_rank(runs: Sequence[Run], rank: int) -> None:
 def prepare_data(jobs: Sequence[Job]) -> None:
     """Build the indices of the jobs' data, which the product's prepare phase may have built."""
     for job in jobs:
-        options, layout = job.options()
-        prepare_train_dataset(data_options_of(options, layout), tokenizer_of(options))
+        build_indices(*job.options())
 
 
 def note_refusals(job: Job, rank: int, shapes: Sequence[tuple[int, int]], noted: Path) -> None:

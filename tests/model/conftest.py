@@ -1,16 +1,14 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from gpt_parts import Gpt, make_options
+from gpt_parts import Gpt, MakeGpt, make_options
 
 from megatron_bamboo.execution.local_groups import model_groups
 from megatron_bamboo.model import cpu
 from megatron_bamboo.model.gpt import prepare_process
-
-MakeGpt = Callable[..., Gpt]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -19,7 +17,7 @@ def process() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     cpu.install()
-    prepare_process(model_groups().tp)
+    prepare_process(model_groups())
     yield
     dist.destroy_process_group()
     torch.set_num_threads(threads)

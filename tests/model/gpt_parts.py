@@ -1,5 +1,6 @@
 """Small GPTs for the tests of the model package, in this process alone."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +10,13 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from megatron_bamboo.config import Layout, Options, check_options, parse_options
-from megatron_bamboo.model.gpt import ChunkPlace, build_chunk, units_of
+from megatron_bamboo.model.gpt import ChunkPlace, Recipe, build_chunk, units_of
 from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage
+from megatron_bamboo.script.args import make_args
+from megatron_bamboo.script.providers import ModelProvider
+from megatron_bamboo.script.state import begin
+from pretrain_gpt_bamboo import model_provider
 
 VOCAB_SIZE = 128
 LAYERS = 4
@@ -24,6 +29,7 @@ class Gpt:
 
     options: Options
     groups: ProcessGroupCollection
+    provider: ModelProvider = model_provider
 
     @property
     def layout(self) -> Layout:
@@ -32,8 +38,8 @@ class Gpt:
 
     def stage(self, number: int, dropout: DropoutSeeds | None = None) -> Stage:
         """A stage with its initial weights."""
-        seeds = dropout or DropoutSeeds(self.options.training.seed)
-        return build_stage(number, self.options, self.layout, VOCAB_SIZE, self.groups, seeds)
+        recipe = self._recipe(dropout)
+        return build_stage(number, self.layout, self.options.optimizer, recipe)
 
     def trained_stage(self, number: int) -> Stage:
         """A stage whose optimizer has got its rate and its weight decay, as from a worker."""
@@ -48,10 +54,16 @@ class Gpt:
 
     def chunk(self, place: ChunkPlace, dropout: DropoutSeeds | None = None) -> GPTModel:
         """A chunk of these layers."""
-        seed = self.options.training.seed
-        seeds = dropout or DropoutSeeds(seed)
-        model, parallel = self.options.model, self.options.parallel
-        return build_chunk(model, parallel, place, VOCAB_SIZE, seed, self.groups, seeds)
+        return build_chunk(self._recipe(dropout), place)
+
+    def begin(self) -> None:
+        """Set what the script's provider asks for."""
+        begin(make_args(self.options, self.layout, VOCAB_SIZE, {}), tokenizer=None)
+
+    def _recipe(self, dropout: DropoutSeeds | None) -> Recipe:
+        self.begin()
+        seeds = dropout or DropoutSeeds(self.options.training.seed)
+        return Recipe.of(self.options, self.provider, self.groups, seeds)
 
     def weights(self, place: ChunkPlace) -> dict[str, Tensor]:
         """The initial weights of a chunk as ``unit/parameter``."""
@@ -61,6 +73,9 @@ class Gpt:
             for unit, parts in units.items()
             for name, parameter in parts.named_parameters()
         }
+
+
+MakeGpt = Callable[..., Gpt]
 
 
 def cut(num_parts: int) -> list[ChunkPlace]:

@@ -1,16 +1,14 @@
 """Chunks of a GPT: their units, and initial weights that depend on seed and unit alone."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from gpt_parts import LAYERS, Gpt, cut, losses_of, random_tokens
+from gpt_parts import LAYERS, Gpt, MakeGpt, cut, losses_of, random_tokens
 
 from megatron_bamboo.execution.commit import unit_parts
 from megatron_bamboo.model.gpt import tied_weight, units_of
 
-MakeGpt = Callable[..., Gpt]
 HEAD, EMBEDDING = "head/output_layer.weight", "embedding/embedding.word_embeddings.weight"
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeGpt
-from gpt_parts import VOCAB_SIZE
+from gpt_parts import VOCAB_SIZE, MakeGpt
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
@@ -28,7 +27,8 @@ def forward_step(batches: Iterator[dict[str, Tensor]], model: GPTModel) -> tuple
 
 def test_every_chunk_has_its_times(gpt: MakeGpt) -> None:
     one = gpt(FLAGS)
-    costs = profile(one.options, one.layout, VOCAB_SIZE, forward_step, repeats=1)
+    one.begin()
+    costs = profile(one.options, one.layout, VOCAB_SIZE, one.provider, forward_step, repeats=1)
     costs.check_shape(2, 2)
     assert Costs.from_json(costs.to_json()) == costs
     assert json.loads(costs.to_json()).keys() == {"forward", "backward", "latency"}

@@ -1,16 +1,13 @@
 """Dropout is a function of seed, step, global microbatch and unit, and of nothing else."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from gpt_parts import Gpt, cut, random_tokens
+from gpt_parts import MakeGpt, cut, random_tokens
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor, nn
 
 from megatron_bamboo.model.randomness import DropoutSeeds, derive_seed
 
-MakeGpt = Callable[..., Gpt]
 FIRST = cut(4)[0]
 
 

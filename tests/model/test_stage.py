@@ -1,16 +1,14 @@
 """A stage's gradients, norms and optimizer step."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from gpt_parts import Gpt, losses_of, random_tokens
+from gpt_parts import MakeGpt, losses_of, random_tokens
 from torch import Tensor
 
 from megatron_bamboo.model.stage import Stage, build_scheduler
 
-MakeGpt = Callable[..., Gpt]
 TWO = "--pipeline-model-parallel-size 2 "
 
 

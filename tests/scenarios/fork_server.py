@@ -164,10 +164,11 @@ def _identity() -> dict[str, float]:
 
 
 def _pretrain(request: JobRequest) -> int:
-    from megatron_bamboo.training import pretrain
-    from pretrain_gpt_bamboo import forward_step
+    import pretrain_gpt_bamboo as gpt
+    from megatron_bamboo.training import Script, run_phase
 
-    return pretrain(forward_step, request.flags)
+    script = Script(gpt.train_valid_test_datasets_provider, gpt.model_provider, gpt.forward_step)
+    return run_phase(script, request.flags)
 
 
 def _left_behind(job_dir: Path) -> list[str]:
