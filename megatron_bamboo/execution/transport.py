@@ -13,9 +13,11 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from megatron_bamboo.execution.errors import PeerLost
@@ -82,7 +84,8 @@ class Channel:
         self._lock = threading.Lock()
         self._group: Group | None = None
         self._unsent: list[tuple[Message, Tensor]] = []
-        self._under_way: list[tuple[object, Tensor]] = []
+        self._under_way: list[tuple[dist.Work, Tensor]] = []
+        self._settled = threading.Event()  # the group is there, or never will be
         self._broken = False  # a sign of a loss: nothing more is sent
         self._closed = False  # the peer is lost: nothing more is taken
         self._thread = threading.Thread(
@@ -103,6 +106,28 @@ class Channel:
                 self._unsent.append((message, tensor))
                 return
             self._start(self._group, message, tensor)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a wait has failed: nothing more comes."""
+        return self._broken
+
+    def flush(self, timeout: timedelta) -> None:
+        """Return when all that was sent has arrived.
+
+        Raises:
+            ConnectionError: the peer is gone or did not take it in time.
+        """
+        if not self._settled.wait(timeout.total_seconds()) or self._broken:
+            raise ConnectionError(f"there is no link to {self.peer}")
+        with self._lock:
+            # gloo waits for ever in a second wait for the same send.
+            under_way, self._under_way = self._under_way, []
+        try:
+            for work, _tensor in under_way:
+                work.wait(timeout)
+        except RuntimeError as error:
+            raise ConnectionError(f"{self.peer} did not take what was sent: {error}") from error
 
     def finish_sends(self) -> None:
         """Forget what was sent: every receiver has it, as the passed commit proves."""
@@ -150,6 +175,8 @@ class Channel:
     def _break(self) -> None:
         with self._lock:
             self._broken = True
+        self._settled.set()
+        self._mailbox.wake()
 
     def _open(self, group: Group) -> None:
         with self._lock:
@@ -160,6 +187,7 @@ class Channel:
             for message, tensor in self._unsent:
                 self._start(group, message, tensor)
             self._unsent.clear()
+        self._settled.set()
 
     def _start(self, group: Group, message: Message, tensor: Tensor) -> None:
         try:
@@ -245,6 +273,22 @@ class Transport:
             assert peer in self._lost, f"no channel to {peer} for {message}"
             return
         channel.send(message, tensor)
+
+    def has_broken(self) -> bool:
+        """Whether a channel's peer seems to be gone."""
+        with self._lock:
+            return any(channel.is_broken for channel in self._channels.values())
+
+    def flush(self, timeout: timedelta) -> None:
+        """Return when all that was sent has arrived.
+
+        Raises:
+            ConnectionError: a peer is gone or did not take it in time.
+        """
+        with self._lock:
+            channels = list(self._channels.values())
+        for channel in channels:
+            channel.flush(timeout)
 
     def finish_step(self, step: int) -> None:
         """Forget a step whose commit has passed.

@@ -13,6 +13,11 @@ def set_current_stage(stage: int, chunk: int, num_stages: int, num_chunks: int) 
     """Let ``is_pipeline_first_stage`` and its like answer for this stage and chunk."""
     parallel_state.set_pipeline_model_parallel_rank(stage)
     parallel_state.set_pipeline_model_parallel_world_size(num_stages)
+    set_current_chunk(chunk, num_chunks)
+
+
+def set_current_chunk(chunk: int, num_chunks: int) -> None:
+    """Let them answer for this chunk, on a worker that has one stage."""
     if num_chunks > 1:
         parallel_state.set_virtual_pipeline_model_parallel_world_size(num_chunks)
         parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from megatron_rank import MegatronRank, build_indices
 from torch import Tensor, nn
 from trained_stages import Job, Run, StageTensors, save_stage
 from user_script import forward_step
+
+from megatron_bamboo import patch
 
 
 def train_rank(runs: Sequence[Run], rank: int) -> None:
@@ -57,8 +60,15 @@ def note_refusals(job: Job, rank: int, shapes: Sequence[tuple[int, int]], noted:
 
 
 def _train(run: Run, rank: int) -> None:
+    with patch() if run.is_patched else nullcontext():
+        _train_with_schedule(run, rank)
+
+
+def _train_with_schedule(run: Run, rank: int) -> None:
     job, (options, layout) = run.job, run.job.options()
-    trained = MegatronRank(options, layout, rank, job.rendezvous, run.group_size)
+    trained = MegatronRank(
+        options, layout, rank, job.rendezvous, run.group_size, is_patched=run.is_patched
+    )
     step_func = _weighted(run.weights) if run.weights else forward_step
     tensors: StageTensors = {}
     for step in range(1, job.num_steps + 1):

@@ -41,15 +41,20 @@ class ShapeRuns:
         return self._by_product[shape]
 
     def by_megatron(
-        self, groups: Mapping[Shape, Sequence[int]]
+        self, groups: Mapping[Shape, Sequence[int]], is_patched: bool = False
     ) -> dict[tuple[Shape, int], dict[str, StageTensors]]:
-        """Trainings by Megatron of shapes of one family, each with several sizes of groups."""
+        """Trainings by Megatron of shapes of one family, each with several sizes of groups.
+
+        Args:
+            is_patched: whether the product's schedule stands in for Megatron's.
+        """
         folder = self._make_folder()
         runs = {
             (shape, size): Run(
                 self._job(shape, folder),
                 folder / f"{shape}-{size}",
                 None if size == shape.num_stages else size,
+                is_patched=is_patched,
             )
             for shape, sizes in groups.items()
             for size in sizes

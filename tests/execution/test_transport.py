@@ -3,12 +3,13 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 import torch
 from local_peers import Beside, make_groups
 
-from megatron_bamboo.execution.errors import DeadlineExceeded, PeerLost
+from megatron_bamboo.execution.errors import DeadlineExceeded, EpochEnded, PeerLost
 from megatron_bamboo.execution.groups import Group
 from megatron_bamboo.execution.mailbox import Mailbox, Message
 from megatron_bamboo.execution.transport import (
@@ -253,3 +254,36 @@ def test_tags_tell_all_messages_apart_that_can_meet() -> None:
 def test_what_has_no_tag_of_its_own_is_refused(stage: int, chunk: int, microbatch: int) -> None:
     with pytest.raises(AssertionError):
         tag_of(Message(1, Action(stage, chunk, Op.RECV_F, microbatch)))
+
+
+def test_a_flush_returns_when_all_has_arrived_also_what_waits_for_its_channel(
+    workers: Workers,
+) -> None:
+    workers.connect(meet=False)
+    a, b = workers.of["a"], workers.of["b"]
+    b.expect(expected("a", "1.0RECV_F0", "1.0RECV_F1"))
+    a.send("b", message("1.0RECV_F0"), tensor(1))
+    flushing = Beside(a.flush, timedelta(seconds=20))
+    time.sleep(SOON)
+    assert flushing.is_under_way()
+    workers.may_meet.set()
+    flushing.join()
+    a.send("b", message("1.0RECV_F1"), tensor(2))
+    a.flush(timedelta(seconds=20))
+    assert (taken(b, "1.0RECV_F0", seconds=5), taken(b, "1.0RECV_F1", seconds=5)) == (1, 2)
+    a.flush(timedelta(seconds=20))  # nothing is left
+
+
+def test_a_channel_whose_peer_is_gone_wakes_who_waits_for_it(workers: Workers) -> None:
+    workers.connect()
+    a, b = workers.of["a"], workers.of["b"]
+    b.expect(expected("a", "1.0RECV_F0", "1.0RECV_F1"))
+    a.send("b", message("1.0RECV_F0"), tensor(1))
+    assert taken(b, "1.0RECV_F0") == 1
+    assert not b.has_broken()
+    waiting = Beside(b.mailbox.take, message("1.0RECV_F1"), 20, b.has_broken, "a")
+    a.drop(["b"])
+    with pytest.raises(EpochEnded):
+        waiting.join(10)
+    with pytest.raises(ConnectionError, match="no link to a"):
+        b.flush(timedelta(seconds=20))

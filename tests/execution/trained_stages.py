@@ -90,12 +90,14 @@ class Run:
     Args:
         group_size: how many microbatches go through a chunk in a row; Megatron's default if None.
         weights: what each microbatch counts, not 1 where a test wants to see that it is noticed.
+        is_patched: whether the product's schedule stands in for Megatron's.
     """
 
     job: Job
     result: Path
     group_size: int | None = None
     weights: tuple[float, ...] = ()
+    is_patched: bool = False
 
 
 def save_stage(folder: Path, pipeline: int, stage: int, tensors: StageTensors) -> None:
