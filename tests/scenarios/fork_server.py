@@ -14,6 +14,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import selectors
 import sys
 import time
@@ -164,11 +165,14 @@ def _identity() -> dict[str, float]:
 
 
 def _pretrain(request: JobRequest) -> int:
-    import pretrain_gpt_bamboo as gpt
-    from megatron_bamboo.training import Script, run_phase
-
-    script = Script(gpt.train_valid_test_datasets_provider, gpt.model_provider, gpt.forward_step)
-    return run_phase(script, request.flags)
+    """Run the script as Python does, for this process's phase; its exit status."""
+    sys.argv = [request.script, *request.flags]
+    try:
+        runpy.run_path(request.script, run_name="__main__")
+    except SystemExit as ended:
+        assert isinstance(ended.code, int)
+        return ended.code
+    return 0
 
 
 def _left_behind(job_dir: Path) -> list[str]:

@@ -15,6 +15,7 @@ class JobRequest:
     """Holds the job folder ``job`` and what the fork server notes beside it."""
     num_nodes: int
     flags: tuple[str, ...]
+    script: str
     injections: tuple[str, ...] = ()
     workers_per_node: int = 1
 

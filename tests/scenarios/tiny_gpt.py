@@ -32,7 +32,11 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "recompute": FULL_RECOMPUTATION,
     "recompute-attention": ("--recompute-granularity", "selective"),
     "sequence-parallel": ("--sequence-parallel", *FULL_RECOMPUTATION),
+    "ported": ("--loss-weight", "0.5"),
 }
+# Whose script is not the product's own.
+SCRIPTS = {"ported": Path(__file__).with_name("ported_script.py")}
+SCRIPT = Path(__file__).parents[2] / "pretrain_gpt_bamboo.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,8 @@ def request(
 ) -> JobRequest:
     """One job of this GPT."""
     words = flags(data, shape, redundancy)
-    return JobRequest(str(folder), shape.num_nodes, words, injections, shape.tensor_size)
+    script = str(SCRIPTS.get(shape.variant, SCRIPT))
+    return JobRequest(str(folder), shape.num_nodes, words, script, injections, shape.tensor_size)
 
 
 def _vocabulary(folder: Path) -> list[str]:
