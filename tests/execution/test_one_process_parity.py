@@ -9,8 +9,8 @@ up their own microbatches first, and a tied weight's two roles are summed apart.
 orders of n summands differ by at most about n * 2**-24 of what the summands' magnitudes add up to,
 1e-6 for the 17 of the largest batch here. The steps after that start from weights that differ by so
 much, which the model may magnify: hence ten times as much, 1e-5 of the tensor's largest element.
-The largest difference of the whole grid is 1e-6; a microbatch that is left out, or counted twice,
-makes differences that are thousands of times as large as the tolerance.
+The largest difference of the whole grid is 1e-6; one of 14 microbatches that is left out, or
+counted twice, moves each gradient by more than 4,000 times the tolerance, later losses by 100.
 """
 
 from collections.abc import Iterator
@@ -90,6 +90,6 @@ def test_one_wrong_microbatch_of_fourteen_is_far_outside(
     weights = tuple(weight if number == microbatch else 1.0 for number in range(14))
     uncut = shape_runs.in_one_process([shape], weights)[shape]
     wrong = Pair(shape_runs.by_product(shape), uncut)
-    for kind in ("gradient/1/", "gradient/3/", "state/", "loss/3/"):
-        assert max(wrong.differences(kind))[0] > 100 * TOLERANCE, kind
-    assert all(difference > TOLERANCE for difference, _name in wrong.differences("gradient/1/"))
+    assert min(wrong.differences("gradient/1/"))[0] > 1000 * TOLERANCE
+    assert max(wrong.differences("state/"))[0] > 1000 * TOLERANCE
+    assert max(wrong.differences("loss/3/"))[0] > 50 * TOLERANCE
