@@ -172,7 +172,7 @@ def _start_megatron(layout: Layout, rank: int, rendezvous: Path) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     cpu.install()
-    # Megatron's own takes CUDA tensors alone; this is what the product calls.
+    # Megatron's own takes CUDA tensors alone.
     optimizer.clip_grad_by_total_norm_fp32 = _clip
     dist.init_process_group(
         "gloo",
@@ -196,6 +196,8 @@ def _clip(
     use_decoupled_grad: bool = False,
 ) -> None:
     assert not use_decoupled_grad
+    if max_norm / (total_norm + 1e-6) >= 1.0:
+        return
     nn.utils.clip_grads_with_norm_(parameters, max_norm, torch.tensor(total_norm))
 
 

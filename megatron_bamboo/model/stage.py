@@ -8,7 +8,7 @@ not fit:
 * DDP's reduction works in place and on one group for good. Reductions here are out of place (their
   inputs must live until the commit) and on groups that change, so DDP only accumulates.
 * Megatron's optimizers sum the gradient norm by worker; here it comes from the commit vector.
-* ``clip_grad_by_total_norm_fp32`` insists on CUDA tensors; torch's own function does the same.
+* They clip each parameter's gradient; here all of a stage are one tensor.
 """
 
 from collections.abc import Iterator, Mapping
@@ -49,6 +49,7 @@ class Unit:
     buffer: DistributedDataParallel
     optimizer: ChainedOptimizer
     reduced: Tensor  # out-of-place result of the reduction, as long as the gradient buffer
+    parameters: tuple[nn.Parameter, ...]
 
     @property
     def gradient(self) -> Tensor:
@@ -65,6 +66,16 @@ class Unit:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The unit's parameters by name, the same on every holder."""
         yield from self.buffer.module.named_parameters()
+
+    def step(self) -> None:
+        """The optimizer step, on the reduced gradient where it lies."""
+        accumulated = [parameter.main_grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.main_grad = self.reduced_part(parameter).view(parameter.shape)
+        self.optimizer.prepare_grads()
+        for parameter, gradient in zip(self.parameters, accumulated, strict=True):
+            parameter.main_grad = gradient
+        self.optimizer.step_with_ready_grads()
 
 
 class Stage:
@@ -94,7 +105,7 @@ class Stage:
         """Forget the gradients of the step before."""
         for unit in self.units.values():
             unit.buffer.zero_grad_buffer()
-            # The optimizer step left the buffer as ``grad``: the first backward would count twice.
+            # The optimizer step left its gradient as ``grad``: the first backward would add to it.
             unit.optimizer.zero_grad()
 
     def tied_gradient(self) -> Tensor:
@@ -109,7 +120,7 @@ class Stage:
         With sequence parallelism each saw only its part of the sequence (as Megatron-core's
         ``_allreduce_non_tensor_model_parallel_grads``).
         """
-        for _name, parameter in unit.named_parameters():
+        for parameter in unit.parameters:
             if getattr(parameter, "sequence_parallel", False):
                 dist.all_reduce(unit.reduced_part(parameter), group=self._tensor_group)
 
@@ -118,26 +129,27 @@ class Stage:
 
         A tied weight counts in the embedding, what all tensor ranks hold alike in the first one.
         """
-        total = 0.0
-        for _name, parameter in unit.named_parameters():
-            is_tied = self._tied is not None and parameter is self._tied[1]
-            if is_tied and unit.name != "embedding":
-                continue
-            if not param_is_not_tensor_parallel_duplicate(parameter, self._tensor_group):
-                continue
-            total += float(torch.linalg.vector_norm(unit.reduced_part(parameter))) ** 2
-        return total
+        norms = [
+            torch.linalg.vector_norm(unit.reduced_part(parameter))
+            for parameter in unit.parameters
+            if self._counts(unit, parameter)
+        ]
+        # One transfer from the device, and a sum in double precision.
+        return sum(norm**2 for norm in torch.stack(norms).tolist()) if norms else 0.0
+
+    def _counts(self, unit: Unit, parameter: nn.Parameter) -> bool:
+        is_tied = self._tied is not None and parameter is self._tied[1]
+        if is_tied and unit.name != "embedding":
+            return False
+        return bool(param_is_not_tensor_parallel_duplicate(parameter, self._tensor_group))
 
     def apply(self, gradient_norm: float) -> None:
-        """The purely local optimizer step, on the reduced gradients."""
+        """The purely local optimizer step, on the reduced gradients, which it clips in place."""
+        # Megatron-core's rule and torch's arithmetic, over all parameters at once.
+        if 0.0 < self._clip < gradient_norm + 1e-6:
+            self.reduced.mul_(self._clip / (torch.tensor(gradient_norm) + 1e-6))
         for unit in self.units.values():
-            unit.gradient.copy_(unit.reduced)
-            unit.optimizer.prepare_grads()
-            if self._clip > 0.0:
-                nn.utils.clip_grads_with_norm_(
-                    unit.optimizer.get_parameters(), self._clip, torch.tensor(gradient_norm)
-                )
-            unit.optimizer.step_with_ready_grads()
+            unit.step()
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the stage's state as ``unit/parameter/kind``."""
@@ -198,7 +210,13 @@ def _make_units(
     reduced = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
     parts = reduced.split(sizes)
     return reduced, {
-        name: Unit(name, buffer, _make_optimizer(buffer, options, groups), part)
+        name: Unit(
+            name,
+            buffer,
+            _make_optimizer(buffer, options, groups),
+            part,
+            tuple(buffer.module.parameters()),
+        )
         for (name, buffer), part in zip(buffers.items(), parts, strict=True)
     }
 
