@@ -4,6 +4,7 @@ Both train the same model on the same text with the same flags. Around a step is
 whose turn it is; the steps themselves are what each side's users get.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,8 @@ def _take_turns(rank: Rank) -> None:
 
 
 def train_theirs(training: Training, number: int, with_parts: bool) -> None:
-    """Be one of Megatron's ranks."""
+    """Be one of Megatron's ranks; a session of its own, to the scheduler, as a node of ours is."""
+    os.setsid()
     options = parse_options(training.flags)
     layout = check_options(options, training.num_ranks)
     trained = MegatronRank(options, layout, number, training.folder / "rendezvous")

@@ -42,8 +42,8 @@ WARM_UP_STEPS = 3
 BOOTSTRAP_DRAWS = 2000
 END_SECONDS = 60.0
 HEADS = (
-    *("stages", "chunks", "pairs", "Megatron-core, s", "ours, s"),
-    *("ratio of medians", "95 %", "losses differ by"),
+    *("stages", "chunks", "pairs", "Megatron-core, s", "ours, s", "ratio"),
+    *("processor's ratio", "losses differ by"),
 )
 PROFILE_HEADS = ("stages", "chunks", "seconds of a rank's step", "Megatron-core", "ours")
 
@@ -62,6 +62,12 @@ class Turn:
         """The mean time of a step."""
         return (max(rank.end for rank in self.steps[-1]) - self.start) / len(self.steps)
 
+    @property
+    def processor_seconds(self) -> float:
+        """The mean processor time of a step, of all ranks together."""
+        used = (rank.processor_seconds for ranks in self.steps for rank in ranks)
+        return sum(used) / len(self.steps)
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -73,18 +79,17 @@ class Measured:
     loss_difference: float
     profile: dict[str, dict[str, float]]  # by part and side
 
-    def seconds(self, side: str) -> list[float]:
-        """A side's time of a step, by pair."""
-        return [turn.seconds for turn in self.turns if turn.side == side]
+    def of(self, side: str) -> list[Turn]:
+        """A side's turns."""
+        return [turn for turn in self.turns if turn.side == side]
 
     def row(self) -> Sequence[str]:
         """Its row of the table."""
-        ours, theirs = self.seconds(OURS), self.seconds(THEIRS)
-        low, high = bootstrap(ours, theirs)
+        ours, theirs = ([turn.seconds for turn in self.of(side)] for side in (OURS, THEIRS))
+        used = ([turn.processor_seconds for turn in self.of(side)] for side in (OURS, THEIRS))
         return (
             *(str(self.num_stages), str(self.num_chunks), str(len(ours))),
-            *(quartiles(theirs), quartiles(ours)),
-            *(f"{median(theirs) / median(ours):.3f}", f"{low:.3f} to {high:.3f}"),
+            *(quartiles(theirs), quartiles(ours), ratio(ours, theirs), ratio(*used)),
             f"{self.loss_difference:.1e}",
         )
 
@@ -100,16 +105,17 @@ def quartiles(values: Sequence[float]) -> str:
     return " ".join(f"{value:.4f}" for value in quantiles(values, n=4, method="inclusive"))
 
 
-def bootstrap(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """What holds 95 % of the ratios of medians when the pairs are drawn anew."""
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Their median over ours, and what holds 95 % of such ratios when the pairs are drawn anew."""
     draw = random.Random(0)
     pairs = list(zip(ours, theirs, strict=True))
-    ratios = []
-    for _ in range(BOOTSTRAP_DRAWS):
-        drawn = draw.choices(pairs, k=len(pairs))
-        ratios.append(median(t for _, t in drawn) / median(o for o, _ in drawn))
-    cuts = quantiles(ratios, n=40, method="inclusive")
-    return cuts[0], cuts[-1]
+    drawn = [draw.choices(pairs, k=len(pairs)) for _ in range(BOOTSTRAP_DRAWS)]
+    cuts = quantiles([_ratio(*zip(*some, strict=True)) for some in drawn], n=40, method="inclusive")
+    return f"{_ratio(ours, theirs):.3f} ({cuts[0]:.3f} to {cuts[-1]:.3f})"
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return median(theirs) / median(ours)
 
 
 def measure(args: argparse.Namespace, num_stages: int, num_chunks: int) -> Measured:
@@ -225,7 +231,7 @@ def prepare_data(folder: Path) -> tuple[str, ...]:
 def model_flags(
     args: argparse.Namespace, num_stages: int, num_chunks: int, num_steps: int
 ) -> tuple[str, ...]:
-    """Megatron's flags, the same for both sides. Without dropout, so that losses can be compared."""
+    """Megatron's flags, the same for both sides; without dropout, since losses are compared."""
     per_chunk = args.layers // (num_stages * num_chunks)
     return (
         *("--num-layers", str(args.layers), "--hidden-size", str(args.hidden)),
