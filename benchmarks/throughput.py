@@ -31,6 +31,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import mean, median, quantiles
 
+# The training script, which both sides train, is in no package.
+sys.path.append(str(Path(__file__).parents[1]))
+
 from parts import PARTS, mean_parts, parts_of_events
 from sides import OURS, THEIRS, Training, train_ours, train_theirs
 from turns import Step, Turns
