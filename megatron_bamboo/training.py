@@ -23,6 +23,8 @@ with quiet_megatron_import():
     import torch
     from megatron.core.enums import ModelType
 
+    from megatron_bamboo.checkpoint.common import plain_args
+    from megatron_bamboo.checkpoint.start import prepare_checkpoints
     from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
     from megatron_bamboo.execution.errors import TrainingError
     from megatron_bamboo.model import cpu
@@ -176,6 +178,9 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
     """Check the data, build its indices, and tell the launcher the job's shape."""
     samples = prepare_data(script.datasets, options, layout)
     logger.info("%d training samples", samples)
+    start = prepare_checkpoints(options.checkpoint, plain_args(get_args()))
+    for note in start.notes:
+        sys.stdout.write(f"{Path(sys.argv[0]).name}: {note}\n")
     JobShape(
         num_stages=layout.num_stages,
         num_pipelines=layout.num_pipelines,
@@ -185,6 +190,8 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
         global_batch_size=layout.global_batch_size,
         num_chunks=layout.num_chunks,
         tensor_size=layout.tensor_size,
+        start_step=start.step,
+        loaded_from=options.checkpoint.load if start.step else None,
     ).write(job_dir)
 
 

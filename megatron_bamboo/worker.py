@@ -13,6 +13,8 @@ import torch
 from torch.distributed import ProcessGroup
 
 from megatron_bamboo.agent.environment import WorkerEnvironment
+from megatron_bamboo.checkpoint.checkpoints import Checkpoints
+from megatron_bamboo.checkpoint.common import plain_args
 from megatron_bamboo.config import Layout, Options, read_costs
 from megatron_bamboo.data.gpt_dataset import read_microbatch
 from megatron_bamboo.data.samples import microbatch_samples
@@ -42,6 +44,7 @@ from megatron_bamboo.observe.state_dump import dump_stage
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.script.data import open_train_dataset
 from megatron_bamboo.script.providers import Script
+from megatron_bamboo.script.state import get_args
 
 # The coordinator publishes the first plan when all agents are there.
 FIRST_PLAN_SECONDS = 600.0
@@ -86,6 +89,15 @@ class Worker:
             layout.num_pipelines,
             layout.num_microbatches,
         )
+        self._checkpoints = Checkpoints(
+            options,
+            plain_args(get_args()),
+            environment,
+            client,
+            self._stages,
+            self._scheduler,
+            self._events,
+        )
         self._ledger = CommitLedger(node)
         self._mailbox = Mailbox()
         self._registry = GroupRegistry(node, self._make_store, self._timeout())
@@ -99,11 +111,13 @@ class Worker:
 
     def train(self) -> None:
         """Run every step; then write down what is held."""
+        start_step = self._checkpoints.load()
         self._watch.start()
         self._client.set(f"ready/{self._environment.worker}", b"1")
-        self._executor.start(self._watch)
-        for step in range(1, self._options.training.train_iters + 1):
+        self._executor.start(self._watch, start_step)
+        for step in range(start_step + 1, self._options.training.train_iters + 1):
             self._train_step(step)
+            self._checkpoints.save_if_due(step, self._executor)
         self._finish()
 
     def _train_step(self, step: int) -> None:

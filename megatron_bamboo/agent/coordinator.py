@@ -52,11 +52,15 @@ class Coordinator:
         self._plan = initial_plan(
             spec.nodes, shape.num_stages, shape.num_microbatches, shape.redundancy
         )
+        self._shape = shape
         self._reports: list[bytes] = []
+        self._saves: list[bytes] = []
+        self._newest_checkpoint: tuple[int, str] | None = None
         self._moved = time.monotonic()
         self._steps_in_epoch = 0
         table.subscribe("passed/", lambda _, value: self._reports.append(value))
-        for prefix in ("passed/", "record/", FAILED_KEY):
+        table.subscribe("saved/", lambda _, value: self._saves.append(value))
+        for prefix in ("passed/", "record/", "saved/", "ready/", FAILED_KEY):
             table.subscribe(prefix, lambda _, __: self.members.news.set())
 
     async def run(self) -> None:
@@ -82,6 +86,13 @@ class Coordinator:
             self._reporter.note(f"lost {node} ({members.lost[node]}) after the last step")
         self._check_everything_is_saved()
         self._events.emit("finished_job", epoch=self._plan.epoch)
+
+    def restart_hint(self) -> str:
+        """Where a job that cannot go on may be started again from."""
+        if self._newest_checkpoint is None:
+            return "it has no checkpoint"
+        step, folder = self._newest_checkpoint
+        return f"start it again with --load {folder}, which holds step {step}"
 
     def _check_everything_is_saved(self) -> None:
         """A node that is lost after the last commit may have been a stage's only holder."""
@@ -128,6 +139,27 @@ class Coordinator:
             self._reporter.passed(report)
             if self._steps_in_epoch == STEPS_TO_FORM_GROUPS:
                 self._forget_older_groups()
+        self._say_loaded()
+        self._say_saves()
+
+    def _say_loaded(self) -> None:
+        """Where a worker is ready it has loaded the checkpoint, if there is one; said once."""
+        folder, step = self._shape.loaded_from, self._shape.start_step
+        if folder is None or self._newest_checkpoint or not self._table.count("ready/"):
+            return
+        self._newest_checkpoint = (step, folder)
+        self._reporter.note(f"loaded step {step} from {folder}")
+
+    def _say_saves(self) -> None:
+        """The workers have agreed how a save ended, and go on only then."""
+        saves, self._saves = self._saves, []
+        for saved in map(json.loads, saves):
+            self._moved = time.monotonic()
+            self._events.emit("checkpoint", **saved)
+            step, folder, failure = saved["step"], saved["folder"], saved["failure"]
+            self._reporter.saved(step, folder, saved["seconds"], failure)
+            if failure is None:
+                self._newest_checkpoint = (step, folder)
 
     def _forget_older_groups(self) -> None:
         for epoch in range(self._plan.epoch):

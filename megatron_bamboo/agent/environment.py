@@ -36,6 +36,7 @@ def worker_environment(
         "BAMBOO_TENSOR_RANK": str(tensor_rank),
         "BAMBOO_STORE": store_address,
         "BAMBOO_STORE_DEADLINE": f"{spec.deadlines.store_seconds:g}",
+        "BAMBOO_START_STEP": str(spec.shape.start_step),
         "BAMBOO_INJECT": inject[0] if inject else "",
         # One thread a worker is a rule of correctness: more give other bits from run to run.
         "OMP_NUM_THREADS": "1",
@@ -56,6 +57,8 @@ class WorkerEnvironment:
     store: str
     store_deadline_seconds: float
     inject: str
+    start_step: int = 0
+    """Steps that the checkpoint to go on from holds already."""
 
     @classmethod
     def read(cls) -> Self:
@@ -68,6 +71,7 @@ class WorkerEnvironment:
             store=os.environ["BAMBOO_STORE"],
             store_deadline_seconds=float(os.environ["BAMBOO_STORE_DEADLINE"]),
             inject=os.environ.get("BAMBOO_INJECT", ""),
+            start_step=int(os.environ.get("BAMBOO_START_STEP", "0")),
         )
 
     @property

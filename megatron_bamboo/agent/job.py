@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
 
+from megatron_bamboo.checkpoint.moments import Fault, SaveMoment, parse_fault
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.schedule.actions import TAIL_OPS, Action
+from megatron_bamboo.schedule.actions import TAIL_OPS
 
 JOB_FILE = "job.json"
 
@@ -28,6 +29,10 @@ class JobShape:
     """Chunks of one stage."""
     tensor_size: int = 1
     """Workers of one node, which share its layers."""
+    start_step: int = 0
+    """Steps that a checkpoint holds already."""
+    loaded_from: str | None = None
+    """The folder of that checkpoint."""
 
     def write(self, job_dir: Path) -> None:
         """Leave the shape where the launcher looks for it."""
@@ -52,11 +57,11 @@ class JobShape:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """A node that dies just before an action of a step."""
+    """A node that dies just before an action of a step, or a moment of its save."""
 
     node: str
     step: int
-    action: Action
+    action: Fault
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -66,7 +71,7 @@ class Injection:
             raise UserError(f"--inject {text}: write NODE@iterN:ACTION, like node5@iter7:2.0B3")
         node, step, action = found.groups()
         try:
-            return cls(node, int(step), Action.parse(action))
+            return cls(node, int(step), parse_fault(action))
         except ValueError as error:
             raise UserError(f"--inject {text}: {error}") from None
 
@@ -119,9 +124,10 @@ def check_victims(injections: Sequence[Injection], nodes: Sequence[str]) -> None
 def check_reachable(injection: Injection, shape: JobShape) -> None:
     """UserError for a fault at an action that no worker of this job ever runs."""
     action = injection.action
-    limits = [("iteration", injection.step, 1, shape.train_iters)]
-    limits.append(("stage", action.stage, 0, shape.num_stages - 1))
-    if action.op not in TAIL_OPS:
+    limits = [("iteration", injection.step, shape.start_step + 1, shape.train_iters)]
+    if not isinstance(action, SaveMoment):
+        limits.append(("stage", action.stage, 0, shape.num_stages - 1))
+    if not isinstance(action, SaveMoment) and action.op not in TAIL_OPS:
         assert action.microbatch is not None and action.chunk is not None
         limits.append(("chunk", action.chunk, 0, shape.num_chunks - 1))
         limits.append(("microbatch", action.microbatch, 0, shape.num_microbatches - 1))

@@ -32,8 +32,9 @@ class Reporter:
         self._say = say
         self._advance = advance
         self._now = now
-        self._next_step = 1
+        self._next_step = shape.start_step + 1
         self._waiting: dict[int, StepReport] = {}
+        self._saves: dict[int, str] = {}
 
     def passed(self, report: StepReport) -> None:
         """Take a step's report; say it once all steps before it were said."""
@@ -43,6 +44,19 @@ class Reporter:
             self._say(f" [{self._time()}] {iteration_line(next_report, self._shape)}")
             self._advance(self._next_step)
             self._next_step += 1
+            self._say_saves()
+
+    def saved(self, step: int, folder: str, seconds: float, failure: str | None) -> None:
+        """Say how the save of a step ended, once the step itself was said."""
+        line = f"saved step {step} to {folder} in {seconds:.2f} s"
+        if failure is not None:
+            line = f"step {step} was not saved to {folder}: {failure}"
+        self._saves[step] = line
+        self._say_saves()
+
+    def _say_saves(self) -> None:
+        for step in [step for step in self._saves if step < self._next_step]:
+            self.note(self._saves.pop(step))
 
     def lost(self, causes: Mapping[str, str], plan: Plan) -> None:
         """Say which nodes were lost and how the plan goes on without them."""

@@ -58,6 +58,10 @@ def run_job(
     check_victims(spec.injections, spec.nodes)
     for injection in spec.injections:
         check_reachable(injection, spec.shape)
+    shape = spec.shape
+    if shape.start_step >= shape.train_iters:
+        say(f"nothing to train: {shape.loaded_from} holds step {shape.start_step} already")
+        return Outcome(Status.FINISHED)
     (spec.job_dir / "logs").mkdir(parents=True, exist_ok=True)
     events = EventLog(spec.job_dir / "events", "coordinator")
     table = Table()
@@ -84,7 +88,7 @@ async def _lead(coordinator: Coordinator, server: StoreServer) -> Outcome:
             await coordinator.run()
             status, message = Status.FINISHED, ""
         except NoHolder as error:
-            status, message = Status.NO_HOLDER, str(error)
+            status, message = Status.NO_HOLDER, f"{error}; {coordinator.restart_hint()}"
         except JobFailed as error:
             status, message = Status.FAILED, str(error)
         except OSError as error:

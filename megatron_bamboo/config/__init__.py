@@ -4,6 +4,7 @@ from megatron_bamboo.config.check import check_options, read_costs
 from megatron_bamboo.config.layout import Layout
 from megatron_bamboo.config.options import (
     BambooOptions,
+    CheckpointOptions,
     DataOptions,
     ModelOptions,
     OptimizerOptions,
@@ -16,6 +17,7 @@ from megatron_bamboo.config.parse import UNSUPPORTED, ExtraArgsProvider, parse_f
 __all__ = (
     "UNSUPPORTED",
     "BambooOptions",
+    "CheckpointOptions",
     "DataOptions",
     "ExtraArgsProvider",
     "Layout",

@@ -8,6 +8,7 @@ from pathlib import Path
 from megatron_bamboo.config.layout import Layout
 from megatron_bamboo.config.options import (
     BambooOptions,
+    CheckpointOptions,
     DataOptions,
     ModelOptions,
     Options,
@@ -34,6 +35,7 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
     model, training, parallel = options.model, options.training, options.parallel
     _check_sizes(options)
     _check_recomputation(model)
+    _check_checkpoints(options.checkpoint)
     stages = parallel.pipeline_model_parallel_size
     if stages > MAX_STAGES:
         raise UserError(
@@ -120,6 +122,18 @@ def _check_costs(options: BambooOptions, num_stages: int, num_chunks: int) -> No
         costs.check_shape(num_stages, num_chunks)
     except ValueError as error:
         raise UserError(f"--bamboo-costs: {error}") from error
+
+
+def _check_checkpoints(checkpoint: CheckpointOptions) -> None:
+    if checkpoint.save is None and checkpoint.save_interval is not None:
+        raise UserError("--save-interval does nothing without --save: give the folder too")
+    if checkpoint.load is None:
+        for name in ("ckpt_step", "exit_on_missing_checkpoint"):
+            if getattr(checkpoint, name):
+                raise UserError(f"{flag_of(name)} does nothing without --load: give the folder too")
+    for name in ("save", "load"):
+        if getattr(checkpoint, name) == "":
+            raise UserError(f"{flag_of(name)}: the name of the folder is empty")
 
 
 def _check_recomputation(model: ModelOptions) -> None:
@@ -219,6 +233,7 @@ def _sizes(options: Options) -> Iterator[tuple[str, int]]:
         options.optimizer,
         options.data,
         options.parallel,
+        options.checkpoint,
     )
     for group in groups:
         for field in dataclasses.fields(group):

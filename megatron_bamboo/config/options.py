@@ -122,6 +122,24 @@ class ParallelOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointOptions:
+    """Where the training is saved, and where it goes on from."""
+
+    save: str | None = _option("folder to save checkpoints in (default: none is saved)", None)
+    save_interval: int | None = _option(
+        "save each time that so many steps are done (default: only after the last one)", None
+    )
+    load: str | None = _option(
+        "folder to go on from, with the step that its tracker names; if it holds none, training "
+        "starts anew",
+        None,
+    )
+    ckpt_step: int | None = _option("go on from this step instead", None)
+    exit_on_missing_checkpoint: bool = _option("refuse to start anew", False)
+    ckpt_format: str = _option("format of checkpoints", "torch_dist", ("torch_dist",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BambooOptions:
     """What this project adds."""
 
@@ -146,6 +164,7 @@ class Options:
     optimizer: OptimizerOptions
     data: DataOptions
     parallel: ParallelOptions
+    checkpoint: CheckpointOptions
     bamboo: BambooOptions
 
 

@@ -108,13 +108,14 @@ class Executor:
             Op.STEP: self._step,
         }
 
-    def start(self, watch: EpochWatch) -> None:
-        """Open channels and make the groups of the first plan.
+    def start(self, watch: EpochWatch, step: int = 0) -> None:
+        """Open channels and make the groups of the first plan, after ``step`` steps.
 
         Where a node is lost meanwhile the rest is made when it is first used: another worker may
         be past this, and waits for what this one computes.
         """
         self._watch = watch
+        self._state = StepState(step)
         self._join(self._plan)
         try:
             for stage in self._view.in_force.stages_of(self._view.rank):
@@ -128,6 +129,19 @@ class Executor:
         """The plan in force."""
         return self._plan
 
+    def has_pending_plan(self) -> bool:
+        """Whether a plan waits to be acted upon."""
+        assert self._watch is not None, "start() comes first"
+        return self._watch.has_pending()
+
+    def follow_plans(self) -> Plan:
+        """Act upon the plans that wait; the plan then in force."""
+        watch = self._watch
+        assert watch is not None, "start() comes first"
+        while watch.has_pending():
+            self._switch(watch.take_pending())
+        return self._plan
+
     def progress(self) -> StepProgress:
         """How far this worker has come; called from the control thread."""
         state = self._state
@@ -139,7 +153,7 @@ class Executor:
 
     def begin_step(self, step: int, data: Iterator[Any], forward_step: ForwardStepFunc) -> None:
         """Make the program of a step the one to run."""
-        self._follow_plans()
+        self.follow_plans()
         self._state = StepState(step)
         self._data = ReplayedIterator(data)
         self._forward_step_func = forward_step
@@ -193,7 +207,7 @@ class Executor:
 
     def _execute(self, until_tail: bool) -> None:
         while self._queue:
-            self._follow_plans()
+            self.follow_plans()
             action = self._queue[0]
             if until_tail and action.op in TAIL_OPS:
                 return
@@ -220,12 +234,6 @@ class Executor:
         assert watch is not None
         what = f"{action} of step {self._state.step} in epoch {self._plan.epoch}"
         turnstile.pass_together(what, watch.has_pending)
-
-    def _follow_plans(self) -> None:
-        watch = self._watch
-        assert watch is not None, "start() comes first"
-        while watch.has_pending():
-            self._switch(watch.take_pending())
 
     def _await_plan(self, action: Action | str, lost: PeerLost) -> None:
         assert self._watch is not None

@@ -24,10 +24,7 @@ class NoHolder(Exception):
         held = f"{holders[0]} was its only one"
         if len(holders) > 1:
             held = f"{' and '.join(holders)} are both lost"
-        super().__init__(
-            f"pipeline {pipeline}: stage {stage} has no live holder ({held}); "
-            "start again from a checkpoint"
-        )
+        super().__init__(f"pipeline {pipeline}: stage {stage} has no live holder ({held})")
 
 
 @dataclass(frozen=True, slots=True)

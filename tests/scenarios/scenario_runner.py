@@ -3,6 +3,7 @@
 import itertools
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from evidence import Expected, complaints
@@ -25,14 +26,19 @@ class ScenarioRunner:
         """End the server and whatever still runs."""
         self._server.close()
 
-    def start(self, shape: Shape, redundancy: str, *injections: str) -> RunningJob:
+    def start(
+        self, shape: Shape, redundancy: str, *injections: str, more_flags: Sequence[str] = ()
+    ) -> RunningJob:
         """Start a job."""
         folder = self._folder / f"job{next(self._numbers)}"
-        return self._server.start(request(folder, self._data, shape, redundancy, injections))
+        job = request(folder, self._data, shape, redundancy, injections)
+        return self._server.start(replace(job, flags=(*job.flags, *more_flags)))
 
-    def run(self, shape: Shape, redundancy: str, *injections: str) -> FinishedJob:
+    def run(
+        self, shape: Shape, redundancy: str, *injections: str, more_flags: Sequence[str] = ()
+    ) -> FinishedJob:
         """Run a job to its end."""
-        return self.start(shape, redundancy, *injections).finish()
+        return self.start(shape, redundancy, *injections, more_flags=more_flags).finish()
 
     def undisturbed(self, shape: Shape) -> Path:
         """The job folder of a run without redundancy, in a process tree of its own."""

@@ -1,0 +1,1 @@
+"""Saving the training's state and going on from it: whole, or not there."""

@@ -1,0 +1,111 @@
+"""A worker's checkpoints, as its loop over steps sees them: go on from one, save when it is due."""
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from megatron_bamboo.agent.environment import WorkerEnvironment
+from megatron_bamboo.checkpoint.common import common_state
+from megatron_bamboo.checkpoint.folder import step_folder
+from megatron_bamboo.checkpoint.moments import BeforeFault
+from megatron_bamboo.checkpoint.saving import Follower, Saved, Saver, SaverParts
+from megatron_bamboo.checkpoint.state import load_stage, sharded_state
+from megatron_bamboo.config import Options
+from megatron_bamboo.execution.errors import TrainingError
+from megatron_bamboo.execution.injection import kill_before
+from megatron_bamboo.membership.store_client import StoreClient
+from megatron_bamboo.model.stage import Stage
+from megatron_bamboo.observe.events import EventLog
+
+
+class Checkpoints:
+    """Goes on from a checkpoint, and saves.
+
+    Args:
+        args: the options as a checkpoint holds them.
+        events: where outcomes are logged.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        args: Namespace,
+        environment: WorkerEnvironment,
+        client: StoreClient,
+        stages: Mapping[int, Stage],
+        scheduler: OptimizerParamScheduler,
+        events: EventLog,
+    ) -> None:
+        self._options = options.checkpoint
+        self._last_step = options.training.train_iters
+        self._args = args
+        self._environment = environment
+        self._stages = stages
+        self._scheduler = scheduler
+        self._events = events
+        self._saver: Saver | None = None
+        if options.checkpoint.save is not None:
+            parts = SaverParts(
+                root=Path(options.checkpoint.save),
+                worker=environment.worker,
+                tensor_size=environment.tensor_size,
+                client=client,
+                store=environment.store,
+                attempt_seconds=60 * options.parallel.distributed_timeout_minutes,
+                state_of=self._state_of,
+                make_before=self._make_before,
+            )
+            self._saver = Saver(parts)
+
+    def load(self) -> int:
+        """Put the state of the step that the run starts from in place; that step, or 0.
+
+        Every holder of a stage reads it for itself, whether it runs or shadows it.
+        """
+        step = self._environment.start_step
+        if step > 0:
+            assert self._options.load is not None
+            folder = step_folder(Path(self._options.load), step)
+            for stage in self._stages.values():
+                load_stage(stage, str(folder), step)
+            self._scheduler.step(step * self._args.global_batch_size)
+            self._events.emit("loaded", step=step, folder=str(folder))
+        return step
+
+    def save_if_due(self, step: int, follower: Follower) -> None:
+        """Save after a step if it is time to.
+
+        A checkpoint that cannot be written stops no training, since none is needed but to start
+        again: the next one may work. After the last step there is no next one.
+
+        Raises:
+            TrainingError: the state after the last step could not be saved.
+        """
+        if self._saver is None or not self._is_due(step):
+            return
+        saved = self._saver.save(step, follower)
+        self._log(saved)
+        if saved.failure is not None and step == self._last_step:
+            raise TrainingError(
+                f"the training is done, but step {step} was not saved to {saved.folder}: "
+                f"{saved.failure}"
+            )
+
+    def _is_due(self, step: int) -> bool:
+        interval = self._options.save_interval
+        return step == self._last_step or (interval is not None and step % interval == 0)
+
+    def _state_of(self, step: int, stages: Sequence[int]) -> dict[str, Any]:
+        common = common_state(self._args, step, self._scheduler.state_dict())
+        return common | sharded_state([self._stages[number] for number in stages])
+
+    def _make_before(self) -> BeforeFault:
+        environment = self._environment
+        events = EventLog(environment.job_dir / "events", environment.worker)
+        return kill_before(environment.inject, events)
+
+    def _log(self, saved: Saved) -> None:
+        self._events.emit("saved", step=saved.step, epoch=saved.epoch, failure=saved.failure)

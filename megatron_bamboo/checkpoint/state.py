@@ -1,0 +1,135 @@
+"""A stage's state under Megatron's names, to be saved, and put back in place.
+
+What a chunk calls its tensors, and which part of a whole one each is, is Megatron-core's to say:
+``sharded_state_dict`` knows the layer's global number and the tensor rank. Optimizer state goes by
+the name of its parameter, so nothing in a checkpoint depends on stages, chunks, pipelines or
+workers, and a run with others can go on from it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace
+from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+from megatron.core.dist_checkpointing.optimizer import make_sharded_optimizer_tensor
+from megatron.core.models.gpt import GPTModel
+from torch import Tensor, nn
+
+from megatron_bamboo.checkpoint.strategy import AloneLoadStrategy
+from megatron_bamboo.model.stage import Stage
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+OPTIMIZER_PREFIX = "optimizer.state."
+
+Sharded = ShardedTensor | ShardedTensorFactory
+ShardedState = dict[str, Any]
+
+
+def sharded_state(stages: Sequence[Stage]) -> ShardedState:
+    """What ``dist_checkpointing.save`` takes: parameters and moments of some stages, on the host.
+
+    The tensors are the training's own where they are in host memory already.
+    """
+    state = {
+        f"stage{stage.number}.chunk{index}": _chunk_state(stage, chunk)
+        for stage in stages
+        for index, chunk in enumerate(stage.chunks)
+    }
+    return _map_tensors(state, lambda tensor: tensor.detach().cpu())
+
+
+def load_stage(stage: Stage, folder: str, step: int) -> None:
+    """Put the state of a checkpoint in place of a stage's own; this process reads alone.
+
+    Each of a stage's tensors is read into a copy first: Megatron's names for the parts of a gated
+    layer belong to no parameter of their own.
+    """
+    _make_moments(stage)
+    for chunk in stage.chunks:
+        own = _chunk_state(stage, chunk)
+        wanted = _map_tensors(own, lambda tensor: tensor.detach().clone())
+        loaded = dist_checkpointing.load(
+            wanted, folder, AloneLoadStrategy(), validate_access_integrity=False
+        )
+        _copy_into(own, loaded)
+    for optimizer in _optimizers(stage):
+        _set_step(optimizer, step)
+
+
+def _chunk_state(stage: Stage, chunk: GPTModel) -> ShardedState:
+    """A chunk's sharded tensors; their data are the very tensors that the training uses."""
+    model = chunk.sharded_state_dict(metadata={"dp_cp_group": dist.group.WORLD})
+    moments = _moments_of(stage)
+    return {
+        "model": model,
+        "optimizer": {
+            kind: {
+                name: make_sharded_optimizer_tensor(
+                    tensor, moments[tensor.data][kind], f"{OPTIMIZER_PREFIX}{kind}"
+                )
+                for name, tensor in model.items()
+                if isinstance(tensor, Sharded) and tensor.data in moments
+            }
+            for kind in MOMENTS
+        },
+    }
+
+
+def _moments_of(stage: Stage) -> Mapping[nn.Parameter, Mapping[str, Tensor]]:
+    return {
+        parameter: optimizer.state[parameter]
+        for optimizer in _optimizers(stage)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
+def _make_moments(stage: Stage) -> None:
+    """What an optimizer makes in its first step."""
+    for optimizer in _optimizers(stage):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                for kind in MOMENTS:
+                    optimizer.state[parameter].setdefault(kind, torch.zeros_like(parameter.data))
+
+
+def _set_step(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """torch's optimizers count for each parameter, fused ones for each group."""
+    for group in optimizer.param_groups:
+        if isinstance(optimizer, torch.optim.Adam):
+            for parameter in group["params"]:
+                optimizer.state[parameter]["step"] = torch.tensor(float(step))
+        else:
+            group["step"] = step
+
+
+def _optimizers(stage: Stage) -> Iterator[torch.optim.Optimizer]:
+    for unit in stage.units.values():
+        for optimizer in unit.optimizer.chained_optimizers:
+            yield optimizer.optimizer
+
+
+def _map_tensors(state: ShardedState, change: Any) -> ShardedState:
+    """The same state with other tensors as its data."""
+
+    def changed(value: Any) -> Any:
+        if not isinstance(value, Sharded):
+            return value
+        return replace(value, data=change(value.data))
+
+    return dict_list_map_outplace(changed, state)
+
+
+def _copy_into(own: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
+    """Copy what was read for each sharded tensor into the tensor that the training uses."""
+    for name, value in own.items():
+        if isinstance(value, Mapping):
+            _copy_into(value, loaded[name])
+        elif isinstance(value, Sharded):
+            with torch.no_grad():
+                value.data.copy_(loaded[name])
