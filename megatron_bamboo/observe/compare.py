@@ -2,7 +2,7 @@
 
 Every claim of equality in this project is made with this command. First all copies of a tensor
 within each run must agree (primaries, replicas, all pipelines), then the two runs with each other,
-then their losses and gradient norms. Bits are compared, never values: two NaNs with the same bits
+then the losses and gradient norms of the steps that both have. Bits are compared, never values: two NaNs with the same bits
 are equal, 0.0 and -0.0 are not.
 """
 
@@ -46,8 +46,10 @@ class Comparison:
     """Tensors, or loss scales, that differ between the runs."""
     num_losses: int
     steps: tuple[int, ...]
-    """Steps whose loss or gradient norm differs, or that only one run has."""
+    """Steps whose loss or gradient norm differs."""
     max_loss_difference: float
+    steps_of_one: range = range(0)
+    """Steps that only one run has, since the other went on from a checkpoint."""
 
     @property
     def parameters_equal(self) -> bool:
@@ -71,7 +73,11 @@ def compare_runs(a: Path, b: Path) -> Comparison:
     if first.step != second.step:
         raise UserError(f"{a} was saved at step {first.step}, {b} at step {second.step}")
     steps = tuple(_differing_steps(first, second))
-    shared = first.losses.keys() & second.losses.keys()
+    # Both have every step from their first one on: that was checked when they were opened.
+    shared = sorted(first.losses.keys() & second.losses.keys())
+    if not shared:
+        raise UserError(f"{a} and {b} have no step in common: compare runs that overlap")
+    starts = sorted((first.start_step, second.start_step))
     num_elements, tensors = _compare_tensors(first, second)
     return Comparison(
         num_tensors=len(first.holders().keys() | second.holders().keys()),
@@ -79,11 +85,10 @@ def compare_runs(a: Path, b: Path) -> Comparison:
         num_copies=sum(len(file.names) for run in (first, second) for file in run.files),
         copies=tuple(diff for run in (first, second) for diff in _disagreeing_copies(run)),
         tensors=(*tensors, *_differing_loss_scales(first, second)),
-        num_losses=len(first.losses.keys() | second.losses.keys()),
+        num_losses=len(shared),
         steps=steps,
-        max_loss_difference=max(
-            (_loss_difference(first, second, step) for step in shared), default=0.0
-        ),
+        max_loss_difference=max(_loss_difference(first, second, step) for step in shared),
+        steps_of_one=range(starts[0] + 1, starts[1] + 1),
     )
 
 
@@ -156,8 +161,8 @@ def _differing_loss_scales(first: SavedRun, second: SavedRun) -> Iterator[Differ
 
 
 def _differing_steps(first: SavedRun, second: SavedRun) -> Iterator[int]:
-    for step in sorted(first.losses.keys() | second.losses.keys()):
-        if first.losses.get(step) != second.losses.get(step):
+    for step in sorted(first.losses.keys() & second.losses.keys()):
+        if first.losses[step] != second.losses[step]:
             yield step
 
 
@@ -181,6 +186,8 @@ def format_comparison(comparison: Comparison) -> str:
         f"differing bits {num_bits:,}, largest difference {_max_abs(comparison):g}, "
         f"of the loss {comparison.max_loss_difference:g}"
     )
+    if alone := comparison.steps_of_one:
+        lines.append(f"losses of steps {alone[0]} to {alone[-1]} not compared: one run has them")
     lines += _format_differences(comparison)
     lines.append("equal bit for bit" if comparison.equal else "DIFFERENT")
     return "\n".join(lines)

@@ -50,6 +50,8 @@ class SavedRun:
     files: tuple[StateFile, ...]
     losses: Mapping[int, tuple[str, str]]
     """By step the loss and the gradient norm, as hexadecimal floats."""
+    start_step: int = 0
+    """The steps before its first one: those of the checkpoint that it went on from."""
 
     def holders(self) -> dict[str, list[StateFile]]:
         """For each tensor the files that hold a copy."""
@@ -70,8 +72,9 @@ def open_run(folder: Path) -> SavedRun:
     steps = {file.step for file in files}
     if len(steps) > 1:
         raise UserError(f"{folder} was saved at different steps: {', '.join(sorted(steps))}")
-    run = SavedRun(folder, steps.pop(), files, _read_losses(folder / LOSSES_FILE))
-    _check_whole(run, _read_shape(folder))
+    shape = _read_shape(folder)
+    run = SavedRun(folder, steps.pop(), files, _read_losses(folder / LOSSES_FILE), shape.start_step)
+    _check_whole(run, shape)
     return run
 
 
@@ -81,7 +84,8 @@ def _read_shape(folder: Path) -> JobShape:
     except (UserError, ValueError, RecursionError, OSError):
         shape = None
     numbers = (shape.num_stages, shape.tensor_size, shape.train_iters) if shape else (None,)
-    if shape is None or not all(type(number) is int and number >= 1 for number in numbers):
+    is_whole = all(type(number) is int and number >= 1 for number in numbers)
+    if shape is None or not is_whole or type(shape.start_step) is not int:
         raise UserError(
             f"{folder} holds no usable {JOB_FILE}: give the --job-dir of a finished run"
         )
@@ -95,7 +99,7 @@ def _check_whole(run: SavedRun, shape: JobShape) -> None:
 
 
 def _lack(run: SavedRun, shape: JobShape) -> str | None:
-    last = shape.train_iters
+    first, last = shape.start_step + 1, shape.train_iters
     if run.step != str(last):
         return f"its state is of step {run.step}, its last is {last}"
     held = {(file.stage, part) for file in run.files for part in _parts(file, shape.tensor_size)}
@@ -104,12 +108,12 @@ def _lack(run: SavedRun, shape: JobShape) -> str | None:
             if (str(stage), rank) not in held:
                 share = f" and tensor rank {rank}" if shape.tensor_size > 1 else ""
                 return f"{STATE_FOLDER} has no file of stage {stage}{share}"
-    for step in range(1, last + 1):
+    for step in range(first, last + 1):
         if step not in run.losses:
             return f"{LOSSES_FILE} lacks step {step} of {last}"
-    if len(run.losses) > last:
-        extra = next(step for step in run.losses if not 1 <= step <= last)
-        return f"{LOSSES_FILE} has step {extra}, but the job has steps 1 to {last}"
+    extra = next((step for step in run.losses if not first <= step <= last), None)
+    if extra is not None:
+        return f"{LOSSES_FILE} has step {extra}, but the job has steps {first} to {last}"
     return None
 
 

@@ -166,7 +166,7 @@ def test_a_shadow_expects_what_its_victim_would_have(bench: Bench) -> None:
     bench.executor.begin_step(1, iter(()), lambda *_: None)
     bench.transport.expected.clear()
     bench.lose_node0(StepDecision(0, False, None, "nobody entered its commit"))
-    bench.executor._follow_plans()
+    bench.executor.follow_plans()
     assert {(1, "0.0RECV_B0"), (1, "0.0RECV_B1")} <= set(bench.transport.expected)
 
 
@@ -191,7 +191,7 @@ def test_nothing_is_expected_of_a_step_that_was_decided_as_applied(bench: Bench)
     with pytest.raises(RuntimeError):
         bench.ledger.commit(1, broken, lambda: None)
     bench.lose_node0(StepDecision(1, True, ((1.0).hex(),), "the store saw its commit passed"))
-    bench.executor._follow_plans()
+    bench.executor.follow_plans()
     assert bench.transport.expected == []
     assert list(map(str, bench.executor._queue)) == ["2STEP"]
 
@@ -201,6 +201,6 @@ def test_what_is_done_after_the_snapshot_is_not_done_again(bench: Bench) -> None
     done = [Action.parse(text) for text in ("2.0F0", "2.0B0", "2.0SEND_B0")]
     bench.executor._state.done += done
     bench.lose_node0(StepDecision(0, False, None, "nobody entered its commit"))
-    bench.executor._follow_plans()
+    bench.executor.follow_plans()
     assert not set(done) & set(bench.executor._queue)
     assert Action.parse("2.0B1") in bench.executor._queue
