@@ -2,8 +2,8 @@
 
 Every claim of equality in this project is made with this command. First all copies of a tensor
 within each run must agree (primaries, replicas, all pipelines), then the two runs with each other,
-then the losses and gradient norms of the steps that both have. Bits are compared, never values: two NaNs with the same bits
-are equal, 0.0 and -0.0 are not.
+then the losses and gradient norms of the steps that both have. Bits are compared, never values: two
+NaNs with the same bits are equal, 0.0 and -0.0 are not.
 """
 
 import argparse

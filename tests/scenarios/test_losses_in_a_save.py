@@ -1,0 +1,105 @@
+"""A node dies at each moment of a save: the save is done anew, and no checkpoint is lost [9].
+
+With two pipelines stage 0 is written by node0, which leads, and stage 1 by node3.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from evidence import Expected
+from saved_checkpoints import TRACKER, complaints
+from scenario_runner import ScenarioRunner
+from tiny_gpt import Shape
+
+from megatron_bamboo.checkpoint.moments import SaveMoment
+from megatron_bamboo.observe.compare import compare_runs
+
+pytestmark = pytest.mark.multiprocess
+
+SHAPE = Shape(2, 2)
+LEAD, OTHER_WRITER, NO_WRITER = "node0", "node3", "node2"
+SAVED_STEPS = (3, 6, 7)
+CASES = [
+    *(((LEAD,), moment) for moment in SaveMoment),
+    ((OTHER_WRITER,), SaveMoment.BEGIN),
+    ((OTHER_WRITER,), SaveMoment.WRITE),
+    ((NO_WRITER,), SaveMoment.BEGIN),
+    ((LEAD, OTHER_WRITER), SaveMoment.WRITE),
+]
+
+
+def save_flags(root: Path) -> tuple[str, ...]:
+    return ("--save", str(root), "--save-interval", "3")
+
+
+@pytest.fixture(scope="module")
+def undisturbed_save(scenarios: ScenarioRunner, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run without redundancy and without a loss saves."""
+    root = tmp_path_factory.mktemp("undisturbed") / "save"
+    job = scenarios.run(SHAPE, "none", more_flags=save_flags(root))
+    assert scenarios.complaints(job, Expected(SHAPE, "none", ())) == []
+    return root
+
+
+@pytest.mark.parametrize("step", [3, 7])
+@pytest.mark.parametrize(("victims", "moment"), CASES, ids=str)
+def test_a_loss_in_a_save_is_survived(
+    scenarios: ScenarioRunner,
+    undisturbed_save: Path,
+    tmp_path: Path,
+    victims: tuple[str, ...],
+    moment: SaveMoment,
+    step: int,
+) -> None:
+    root = tmp_path / "save"
+    injections = [f"{victim}@iter{step}:{moment}" for victim in victims]
+    job = scenarios.run(SHAPE, "lazy", *injections, more_flags=save_flags(root))
+    said = [line.split("] ")[1] for line in job.result.lines if "saved step" in line]
+    assert [line.split()[2] for line in said] == [str(step) for step in SAVED_STEPS]
+    assert scenarios.complaints(job, Expected(SHAPE, "lazy", victims)) == []
+    assert list(complaints(root, SAVED_STEPS, undisturbed_save)) == []
+
+
+@pytest.mark.parametrize("moment", SaveMoment)
+def test_a_job_that_ends_in_a_save_goes_on_when_it_is_started_again(
+    scenarios: ScenarioRunner, undisturbed_save: Path, tmp_path: Path, moment: SaveMoment
+) -> None:
+    root = tmp_path / "save"
+    flags = (*save_flags(root), "--load", str(root))
+    first = scenarios.run(SHAPE, "none", f"{LEAD}@iter6:{moment}", more_flags=flags)
+    is_published = moment in (SaveMoment.END, SaveMoment.TELL)
+    assert first.result.status == 3
+    assert f"--load {root}, which holds step 3" in first.result.message
+    again = scenarios.run(SHAPE, "none", more_flags=flags)
+    assert again.result.status == 0, again.result.message
+    aside = root / "iter_0000006.unpublished-1"
+    assert aside.is_dir() == (moment is SaveMoment.TRACK)
+    if aside.is_dir():
+        os.rename(aside, tmp_path / "aside")
+    comparison = compare_runs(scenarios.undisturbed(SHAPE), again.job_dir)
+    assert (comparison.equal, comparison.num_losses) == (True, 1 if is_published else 4)
+    assert list(complaints(root, SAVED_STEPS, undisturbed_save)) == []
+
+
+def test_a_job_that_is_killed_whole_while_it_writes_goes_on_when_it_is_started_again(
+    scenarios: ScenarioRunner, undisturbed_save: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "save"
+    flags = (*save_flags(root), "--load", str(root))
+    job = scenarios.start(SHAPE, "lazy", more_flags=flags)
+    until = time.monotonic() + 60
+    while not ((root / TRACKER).exists() and list(root.glob("iter_0000006.partial-*"))):
+        assert time.monotonic() < until and not job.ended.is_set()
+        time.sleep(0.0005)
+    os.kill(job.pid, signal.SIGKILL)
+    assert job.ended.wait(30)
+    again = scenarios.run(SHAPE, "lazy", more_flags=flags)
+    assert again.result.status == 0, again.result.message
+    comparison = compare_runs(scenarios.undisturbed(SHAPE), again.job_dir)
+    assert comparison.equal and comparison.num_losses in (1, 4)
+    for left in root.glob("iter_0000006.unpublished-*"):
+        os.rename(left, tmp_path / left.name)
+    assert list(complaints(root, SAVED_STEPS, undisturbed_save)) == []
