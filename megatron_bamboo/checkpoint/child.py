@@ -8,6 +8,7 @@ destructors wait for did not survive the fork. That is why it neither collects g
 """
 
 import gc
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -62,11 +63,12 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Self:
         """In one line, without the traces that torch collects from all writers."""
+        notes = getattr(error, "__notes__", [])
         failures = getattr(error, "failures", None)  # torch's CheckpointException, by rank
         if failures:
             error = next(iter(failures.values()))[0]
-        lines = str(error).splitlines()
-        reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        first_line = next(iter(str(error).splitlines()), "")
+        reason = "; ".join([f"{type(error).__name__}: {first_line}", *notes])
         # gloo raises RuntimeError alone, the store these types of OSError.
         kinds = (RuntimeError, ConnectionError, TimeoutError)
         return cls(reason, by_peer=not failures and isinstance(error, kinds))
@@ -88,9 +90,12 @@ def write(task: Task, state: dict[str, Any], before: Before) -> None:
         )
         if task.is_lead:
             publish(folder, task.root, task.step, before)
-    finally:
-        if task.is_lead:  # of a failed attempt nothing stays, least of all on a full disk
+    except BaseException as error:
+        # torch's words for a full disk do not say so.
+        error.add_note(f"{shutil.disk_usage(task.root).free // 2**20} MiB are free there")
+        if task.is_lead:
             remove(folder)
+        raise
 
 
 def _make_default_group(store: dist.Store, task: Task) -> None:

@@ -1,0 +1,100 @@
+"""What is saved of stages is put back bit for bit, however the model is cut before and after."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpt_parts import LAYERS, Gpt, MakeGpt, cut
+from megatron.core import dist_checkpointing
+from torch import Tensor
+
+from megatron_bamboo.checkpoint.state import load_stage, sharded_state
+from megatron_bamboo.checkpoint.strategy import PlainSaveStrategy
+from megatron_bamboo.model.stage import Stage
+
+CUTS = {
+    "one stage": "",
+    "two stages": "--pipeline-model-parallel-size 2",
+    "four stages": "--pipeline-model-parallel-size 4",
+    "two stages of two chunks": (
+        "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"
+    ),
+}
+KINDS = {
+    "default": "",
+    "gated": "--swiglu --untie-embeddings-and-output-weights --normalization RMSNorm "
+    "--position-embedding-type rope --disable-bias-linear",
+}
+STEP = 3
+
+
+def trained(gpt: Gpt) -> list[Stage]:
+    """Stages after some steps, in which each gradient was the parameter itself."""
+    stages = [gpt.trained_stage(number) for number in range(gpt.layout.num_stages)]
+    for _ in range(STEP):
+        for stage in stages:
+            for unit in stage.units.values():
+                for _name, parameter in unit.named_parameters():
+                    unit.reduced_part(parameter).copy_(parameter.detach().view(-1))
+            stage.apply(1.0)
+    return stages
+
+
+def save(stages: list[Stage], folder: Path) -> list[str]:
+    """Save as the only writer; what happened on the way."""
+    folder.mkdir()
+    calls: list[str] = []
+    strategy = PlainSaveStrategy(lambda: calls.append("writes"))
+    dist_checkpointing.save(sharded_state(stages), str(folder), strategy)
+    return calls
+
+
+def state(stages: list[Stage]) -> dict[str, Tensor]:
+    return {name: value for stage in stages for name, value in stage.state()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("after", CUTS)
+@pytest.mark.parametrize("before", ["two stages", "two stages of two chunks"])
+def test_any_cut_goes_on_from_any_other(
+    gpt: MakeGpt, tmp_path: Path, kind: str, before: str, after: str
+) -> None:
+    assert save(trained(gpt(f"{KINDS[kind]} {CUTS[before]}")), tmp_path / "save") == ["writes"]
+    other = gpt(f"{KINDS[kind]} {CUTS[after]}")
+    loaded = [other.stage(number) for number in range(other.layout.num_stages)]
+    for stage in loaded:  # each by itself, as a worker that holds no other
+        load_stage(stage, str(tmp_path / "save"), STEP)
+    expected, found = state(trained(other)), state(loaded)
+    assert found.keys() == expected.keys()
+    assert any(name.endswith("/exp_avg_sq") for name in found)
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_names_and_shapes_are_megatrons(gpt: MakeGpt, tmp_path: Path) -> None:
+    save(trained(gpt(CUTS["two stages"])), tmp_path / "save")
+    saved = dist_checkpointing.load_tensors_metadata(str(tmp_path / "save"))
+    shapes = {name: tuple(tensor.global_shape) for name, tensor in saved.items()}
+    name = "decoder.layers.self_attention.linear_qkv.weight"
+    assert shapes[name] == shapes[f"optimizer.state.exp_avg.{name}"] == (LAYERS, 96, 32)
+    assert shapes["embedding.word_embeddings.weight"] == (128, 32)
+    assert "output_layer.weight" not in shapes  # tied
+    assert sorted((tmp_path / "save").iterdir()) == [
+        tmp_path / "save" / name
+        for name in (".metadata", "__0_0.distcp", "common.pt", "metadata.json")
+    ]
+
+
+def test_megatrons_own_reader_reads_the_weights(gpt: MakeGpt, tmp_path: Path) -> None:
+    source = trained(gpt(CUTS["two stages"]))
+    save(source, tmp_path / "save")
+    (place,) = cut(1)
+    chunk: Any = gpt().chunk(place)
+    wanted = chunk.sharded_state_dict()
+    loaded = dist_checkpointing.load(wanted, str(tmp_path / "save"))
+    saved = source[1].chunks[0].decoder.layers[1].mlp.linear_fc1.weight
+    assert torch.equal(loaded["decoder.layers.3.mlp.linear_fc1.weight"], saved)
+    chunk.load_state_dict(
+        {name: value for name, value in loaded.items() if isinstance(value, Tensor)}, strict=True
+    )
