@@ -168,6 +168,15 @@ def test_what_megatron_has_and_we_have_not_is_refused_by_name(
 @pytest.mark.parametrize(
     ("flags", "nodes", "message"),
     [
+        ("--save-interval 5", 1, "--save-interval does nothing without --save: give the folder"),
+        ("--save x --save-interval 0", 1, "--save-interval must be at least 1, not 0"),
+        ("--ckpt-step 5", 1, "--ckpt-step does nothing without --load: give the folder"),
+        (
+            "--exit-on-missing-checkpoint",
+            1,
+            "--exit-on-missing-checkpoint does nothing without --load: give the folder",
+        ),
+        ("--load=", 1, "--load: the name of the folder is empty"),
         (
             "--pipeline-model-parallel-size 3",
             3,

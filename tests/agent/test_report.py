@@ -33,3 +33,21 @@ def test_reports_out_of_order_are_said_in_order(tmp_path: Path) -> None:
     losses = [json.loads(line) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
     assert [loss["step"] for loss in losses] == [1, 2, 3, 4]
     assert float.fromhex(losses[0]["loss"]) == 7.123456
+
+
+def test_a_save_is_said_after_its_step(tmp_path: Path) -> None:
+    lines: list[str] = []
+    shape = replace(SHAPE, start_step=4)
+    now = datetime(2026, 11, 29, 17, 0, 0)
+    reporter = Reporter(tmp_path, shape, lines.append, lambda step: None, lambda: now)
+    reporter.saved(5, "/ckpt", 0.314, None)
+    reporter.saved(6, "/ckpt", 0.5, "OSError: [Errno 28] No space left on device")
+    assert lines == []
+    reporter.passed(replace(REPORT, step=5))
+    reporter.passed(replace(REPORT, step=6))
+    assert [line.split("] ")[1][:44] for line in lines] == [
+        "iteration        5/      20 | consumed sampl",
+        "saved step 5 to /ckpt in 0.31 s",
+        "iteration        6/      20 | consumed sampl",
+        "step 6 was not saved to /ckpt: OSError: [Err",
+    ]

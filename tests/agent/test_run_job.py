@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,12 @@ def test_training_that_cannot_go_on_ends_the_job_and_loses_no_node(tmp_path: Pat
     outcome, _ = run(JobSpec(NODES, SHAPE, tmp_path), *ways)
     assert (outcome.status, outcome.message) == (Status.FAILED, "step 2: the loss is nan")
     assert outcome.lost == ()
+
+
+def test_a_checkpoint_of_the_last_step_leaves_nothing_to_train(tmp_path: Path) -> None:
+    shape = replace(SHAPE, start_step=3, loaded_from="/ckpt")
+    lines: list[str] = []
+    start_node = forked_node(forked_worker(lambda: 1))
+    outcome = run_job(JobSpec(NODES, shape, tmp_path), start_node, lines.append)
+    assert (outcome.status, outcome.message) == (Status.FINISHED, "")
+    assert lines == ["nothing to train: /ckpt holds step 3 already"]

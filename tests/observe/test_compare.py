@@ -218,3 +218,27 @@ def test_runs_of_other_lengths_are_not_compared(
     save_losses(runs[1], LOSSES | {3: (6.0, 1.0)})
     assert bamboo(["compare", *map(str, runs)]) == 2
     assert "at step 2" in capsys.readouterr().err
+
+
+def test_a_run_that_went_on_from_a_checkpoint_is_compared_by_its_own_steps(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_job(runs[1], start_step=1)
+    save_losses(runs[1], {2: LOSSES[2]})
+    for pair in (runs, runs[::-1]):
+        comparison = compare_runs(*pair)
+        assert (comparison.equal, comparison.num_losses) == (True, 1)
+    assert bamboo(["compare", *map(str, runs)]) == 0
+    assert "losses of steps 1 to 1 not compared: one run has them" in capsys.readouterr().out
+    save_losses(runs[1], {2: (LOSSES[2][0], 0.2)})
+    assert compare_runs(*runs).steps == (2,)
+
+
+@pytest.mark.parametrize("steps", [(1, 2), ()])
+def test_a_run_has_exactly_the_steps_after_its_checkpoint(
+    runs: tuple[Path, Path], steps: tuple[int, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_job(runs[1], start_step=1)
+    save_losses(runs[1], {step: LOSSES[step] for step in steps})
+    assert bamboo(["compare", *map(str, runs)]) == 2
+    assert ("has step 1" if steps else "not a step's losses") in capsys.readouterr().err

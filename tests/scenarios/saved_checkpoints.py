@@ -3,26 +3,11 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+from saved_tensors import tensors_of
 
 TRACKER = "latest_checkpointed_iteration.txt"
-
-
-def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint, whole, read by torch alone."""
-    state: dict[str, Any] = {}
-    _load_state_dict(
-        state,
-        storage_reader=FileSystemReader(folder),
-        planner=_EmptyStateDictLoadPlanner(),
-        no_dist=True,
-    )
-    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
 def complaints(root: Path, steps: tuple[int, ...], reference: Path) -> Iterator[str]:

@@ -23,11 +23,14 @@ SHAPE = Shape(2, 2)
 LEAD, OTHER_WRITER, NO_WRITER = "node0", "node3", "node2"
 SAVED_STEPS = (3, 6, 7)
 CASES = [
-    *(((LEAD,), moment) for moment in SaveMoment),
-    ((OTHER_WRITER,), SaveMoment.BEGIN),
-    ((OTHER_WRITER,), SaveMoment.WRITE),
-    ((NO_WRITER,), SaveMoment.BEGIN),
-    ((LEAD, OTHER_WRITER), SaveMoment.WRITE),
+    *(((LEAD,), moment, 3) for moment in SaveMoment),
+    ((OTHER_WRITER,), SaveMoment.BEGIN, 3),
+    ((OTHER_WRITER,), SaveMoment.WRITE, 3),
+    ((NO_WRITER,), SaveMoment.BEGIN, 3),
+    ((LEAD, OTHER_WRITER), SaveMoment.WRITE, 3),
+    # After the last step: whoever has the outcome first ends, and leaves the others to a takeover.
+    ((LEAD,), SaveMoment.WRITE, 7),
+    ((LEAD,), SaveMoment.TELL, 7),
 ]
 
 
@@ -44,8 +47,7 @@ def undisturbed_save(scenarios: ScenarioRunner, tmp_path_factory: pytest.TempPat
     return root
 
 
-@pytest.mark.parametrize("step", [3, 7])
-@pytest.mark.parametrize(("victims", "moment"), CASES, ids=str)
+@pytest.mark.parametrize(("victims", "moment", "step"), CASES, ids=str)
 def test_a_loss_in_a_save_is_survived(
     scenarios: ScenarioRunner,
     undisturbed_save: Path,
@@ -82,6 +84,24 @@ def test_a_job_that_ends_in_a_save_goes_on_when_it_is_started_again(
     comparison = compare_runs(scenarios.undisturbed(SHAPE), again.job_dir)
     assert (comparison.equal, comparison.num_losses) == (True, 1 if is_published else 4)
     assert list(complaints(root, SAVED_STEPS, undisturbed_save)) == []
+
+
+def test_a_save_that_fails_stops_no_training_but_the_last_is_said_by_the_status(
+    scenarios: ScenarioRunner, tmp_path: Path
+) -> None:
+    shape, root = Shape(2, 1, num_steps=12), tmp_path / "save"
+    flags = ("--save", str(root), "--save-interval", "10")
+    job = scenarios.start(shape, "lazy", more_flags=flags)
+    job.wait_for_step("node0", 1)
+    os.rename(root, tmp_path / "elsewhere")
+    root.touch()  # nothing can be made in a file
+    finished = job.finish()
+    lines = [line.split("] ")[1] for line in finished.result.lines if "saved" in line]
+    assert lines == [f"step {n} was not saved to {root}: FileExistsError: [Errno 17] File exists: "
+                     f"'{root}'" for n in (10, 12)]  # fmt: skip
+    assert (finished.result.status, finished.result.lost) == (1, [])
+    assert "the training is done, but step 12 was not saved" in finished.result.message
+    assert sum("] iteration " in line for line in finished.result.lines) == 12
 
 
 def test_a_job_that_is_killed_whole_while_it_writes_goes_on_when_it_is_started_again(
