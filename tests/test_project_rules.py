@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PURE = ("schedule", "planner", "recovery", "membership/decision", "data/samples", "observe/events")
+PURE = (
+    "schedule",
+    "planner",
+    "recovery",
+    "membership/decision",
+    "data/samples",
+    "observe/events",
+    "checkpoint/folder",
+    "checkpoint/moments",
+    "checkpoint/writers",
+)
 
 
 def pure_modules() -> list[str]:
