@@ -98,7 +98,7 @@ def write(task: Task, state: dict[str, Any], before: Before) -> None:
         raise
 
 
-def _make_default_group(store: dist.Store, task: Task) -> None:
+def _make_default_group(store: BambooStore, task: Task) -> None:
     """Replace the default group of one, which belongs to the parent, by that of all writers."""
     dist.distributed_c10d.GroupMember.WORLD = None
     dist.init_process_group(

@@ -135,7 +135,7 @@ class Saver:
             if attempt.wait(_SLICE_SECONDS):
                 failure = attempt.failure
                 if failure is None or not failure.by_peer:
-                    self._tell(task, began, failure and failure.reason)
+                    self._tell(task, began, failure.reason if failure else None)
                     return
                 until, reason = min(until, attempt.ended_at + _SETTLE_SECONDS), failure.reason
                 time.sleep(_SLICE_SECONDS)

@@ -6,7 +6,7 @@ the name of its parameter, so nothing in a checkpoint depends on stages, chunks,
 workers, and a run with others can go on from it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,7 +114,7 @@ def _optimizers(stage: Stage) -> Iterator[torch.optim.Optimizer]:
             yield optimizer.optimizer
 
 
-def _map_tensors(state: ShardedState, change: Any) -> ShardedState:
+def _map_tensors(state: ShardedState, change: Callable[[Tensor], Tensor]) -> ShardedState:
     """The same state with other tensors as its data."""
 
     def changed(value: Any) -> Any:
@@ -122,7 +122,8 @@ def _map_tensors(state: ShardedState, change: Any) -> ShardedState:
             return value
         return replace(value, data=change(value.data))
 
-    return dict_list_map_outplace(changed, state)
+    mapped: ShardedState = dict_list_map_outplace(changed, state)
+    return mapped
 
 
 def _copy_into(own: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:

@@ -96,7 +96,7 @@ def test_a_save_that_fails_stops_no_training_but_the_last_is_said_by_the_status(
     os.rename(root, tmp_path / "elsewhere")
     root.touch()  # nothing can be made in a file
     finished = job.finish()
-    lines = [line.split("] ")[1] for line in finished.result.lines if "saved" in line]
+    lines = [line.split("] ", 1)[1] for line in finished.result.lines if "saved" in line]
     assert lines == [f"step {n} was not saved to {root}: FileExistsError: [Errno 17] File exists: "
                      f"'{root}'" for n in (10, 12)]  # fmt: skip
     assert (finished.result.status, finished.result.lost) == (1, [])
