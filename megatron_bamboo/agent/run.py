@@ -64,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NODE@iterN:ACTION",
-        help="kill a node just before an action, like node5@iter7:2.0B3; may be given again",
+        help="kill a node just before an action, like node5@iter7:2.0B3, or a moment of a save, "
+        "like node0@iter10:SAVE_RENAME; may be given again",
     )
     seconds = (
         ("--store-deadline", limits.store_seconds, "how long a worker tries to reach the store"),
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             shape = JobShape.read(job_dir)
             spec = JobSpec(nodes, shape, job_dir, injections, deadlines)
             _check_shape(spec, args.workers_per_node)
-            with _screen(shape.train_iters) as (say, advance):
+            with _screen(shape.start_step, shape.train_iters) as (say, advance):
                 say(f"job folder: {job_dir}")
                 outcome = run_job(spec, forked_node(spawned_worker(command)), say, advance)
         except KeyboardInterrupt:
@@ -207,7 +208,7 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _screen(train_iters: int) -> Iterator[tuple[Say, Advance]]:
+def _screen(start_step: int, train_iters: int) -> Iterator[tuple[Say, Advance]]:
     """Where lines and progress go: below the lines a bar, if this is a terminal."""
     console = Console()
     if not console.is_terminal:
@@ -223,7 +224,7 @@ def _screen(train_iters: int) -> Iterator[tuple[Say, Advance]]:
         redirect_stderr=False,
     )
     with progress:
-        task = progress.add_task("iterations", total=train_iters)
+        task = progress.add_task("iterations", total=train_iters, completed=start_step)
 
         def say(line: str) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)

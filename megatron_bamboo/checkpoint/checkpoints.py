@@ -8,11 +8,12 @@ from typing import Any
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from megatron_bamboo.agent.environment import WorkerEnvironment
+from megatron_bamboo.checkpoint.child import Failure
 from megatron_bamboo.checkpoint.common import common_state
 from megatron_bamboo.checkpoint.folder import step_folder
 from megatron_bamboo.checkpoint.moments import BeforeFault
 from megatron_bamboo.checkpoint.saving import Follower, Saved, Saver, SaverParts
-from megatron_bamboo.checkpoint.state import load_stage, sharded_state
+from megatron_bamboo.checkpoint.state import LOAD_ERRORS, load_stage, sharded_state
 from megatron_bamboo.config import Options
 from megatron_bamboo.execution.errors import TrainingError
 from megatron_bamboo.execution.injection import kill_before
@@ -64,13 +65,20 @@ class Checkpoints:
         """Put the state of the step that the run starts from in place; that step, or 0.
 
         Every holder of a stage reads it for itself, whether it runs or shadows it.
+
+        Raises:
+            TrainingError: what is there cannot be read.
         """
         step = self._environment.start_step
         if step > 0:
             assert self._options.load is not None
             folder = step_folder(Path(self._options.load), step)
-            for stage in self._stages.values():
-                load_stage(stage, str(folder), step)
+            try:
+                for stage in self._stages.values():
+                    load_stage(stage, str(folder), step)
+            except LOAD_ERRORS as error:
+                reason = f"step {step} cannot be loaded from {folder}: {Failure.of(error).reason}"
+                raise TrainingError(f"{reason}; name another step with --ckpt-step") from error
             self._scheduler.step(step * self._args.global_batch_size)
             self._events.emit("loaded", step=step, folder=str(folder))
         return step

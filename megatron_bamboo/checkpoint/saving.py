@@ -129,17 +129,21 @@ class Saver:
         self, attempt: SaveAttempt, task: Task, began: float, must_leave: Callable[[], bool]
     ) -> None:
         """Wait for the lead's writing process, and tell everyone how the save ended."""
-        until = time.monotonic() + task.seconds
+        client = self._parts.client
+        deadline = time.monotonic() + task.seconds
         reason = f"it was not done in {task.seconds:g} s"
         while not must_leave():
+            until = deadline
             if attempt.wait(_SLICE_SECONDS):
                 failure = attempt.failure
                 if failure is None or not failure.by_peer:
                     self._tell(task, began, failure.reason if failure else None)
                     return
-                until, reason = min(until, attempt.ended_at + _SETTLE_SECONDS), failure.reason
+                reason = failure.reason
+                if client.get(f"ending/{task.epoch}") is None:  # else a plan is on its way
+                    until = min(deadline, attempt.ended_at + _SETTLE_SECONDS)
                 time.sleep(_SLICE_SECONDS)
-            told = self._parts.client.get(_failure_key(task))
+            told = client.get(_failure_key(task))
             if told is not None or time.monotonic() > until:
                 self._tell(task, began, told.decode() if told else reason)
                 return

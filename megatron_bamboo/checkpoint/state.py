@@ -6,6 +6,7 @@ the name of its parameter, so nothing in a checkpoint depends on stages, chunks,
 workers, and a run with others can go on from it.
 """
 
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,17 +15,25 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.dist_checkpointing.optimizer import make_sharded_optimizer_tensor
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor, nn
+from torch.distributed.checkpoint import CheckpointException
 
 from megatron_bamboo.checkpoint.strategy import AloneLoadStrategy
 from megatron_bamboo.model.stage import Stage
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 OPTIMIZER_PREFIX = "optimizer.state."
+
+# What reading a checkpoint that is damaged may end with; torch's own is no Exception.
+LOAD_ERRORS = (
+    *(OSError, RuntimeError, KeyError, ValueError, EOFError, pickle.UnpicklingError),
+    *(CheckpointingException, CheckpointException),
+)
 
 Sharded = ShardedTensor | ShardedTensorFactory
 ShardedState = dict[str, Any]

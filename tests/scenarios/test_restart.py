@@ -107,6 +107,22 @@ def test_another_layout_goes_on_with_the_same_losses_but_for_rounding(
         assert float.fromhex(loss) == pytest.approx(expected, rel=1e-4), step
 
 
+def test_a_checkpoint_whose_content_is_damaged_ends_the_job_with_a_reason(
+    scenarios: ScenarioRunner, tmp_path: Path
+) -> None:
+    shape, root = Shape(2, 1), tmp_path / "save"
+    save(scenarios, shape, root)
+    data = root / "iter_0000003" / "__0_0.distcp"
+    content = bytearray(data.read_bytes())
+    content[:4096] = bytes(4096)
+    data.write_bytes(content)
+    flags = ("--load", str(root), "--ckpt-step", "3")
+    job = scenarios.run(shape, "lazy", more_flags=flags)
+    assert (job.result.status, job.result.lost) == (1, [])
+    assert "step 3 cannot be loaded from" in job.result.message
+    assert len(job.result.message.splitlines()) == 1
+
+
 def test_a_script_can_be_started_again_and_again(scenarios: ScenarioRunner, tmp_path: Path) -> None:
     shape, root = Shape(2, 1), tmp_path / "save"
     flags = ("--save", str(root), "--load", str(root))
