@@ -25,6 +25,7 @@ class Members:
         self._table = table
         self._events = events
         self._links: dict[str, AgentLink] = {}
+        self._exited: set[str] = set()
         self.lost: dict[str, str] = {}
         """Each lost node with the sign that it is lost."""
         self.finished: set[str] = set()
@@ -75,18 +76,22 @@ class Members:
         match message:
             case {"op": "started", "worker": worker, "pid": pid}:
                 self._events.emit("worker_started", node=link.node, worker=worker, pid=pid)
-            case {"op": "exited", "worker": str(worker)} if self.is_worker_done(
-                worker
-            ) and not self.is_done(link.node):
-                self._events.emit("worker_finished", node=link.node, worker=worker)
-            case {"op": "exited", "status": int(status)} if status < 0:
-                self._ended(link.node, f"its worker was ended by signal {-status}")
-            case {"op": "exited", "status": status}:
-                self._ended(link.node, f"its worker ended with status {status}")
+            case {"op": "exited", "worker": str(worker), "status": int(status)}:
+                self._worker_exited(link.node, worker, status)
 
     def closed(self, link: AgentLink) -> None:
         """An agent's connection has ended: its node is gone."""
         self._ended(link.node, "its connection closed")
+
+    def _worker_exited(self, node: str, worker: str, status: int) -> None:
+        """A node ends with the last of its workers, or with the first that was not done."""
+        self._exited.add(worker)
+        if self.is_worker_done(worker) and not self._exited.issuperset(self.workers_of(node)):
+            self._events.emit("worker_finished", node=node, worker=worker)
+        elif status < 0:
+            self._ended(node, f"its worker was ended by signal {-status}")
+        else:
+            self._ended(node, f"its worker ended with status {status}")
 
     def _ended(self, node: str, cause: str) -> None:
         if self._is_over or node in self.finished or node in self.lost:

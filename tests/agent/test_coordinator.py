@@ -61,7 +61,8 @@ class Cluster:
     def finish(self, *nodes: str) -> None:
         for node in nodes:
             self.table.set(f"done/{node}", b"1")
-            self.coordinator.members.heard(self.links[node], {"op": "exited", "status": 0})
+            ended = {"op": "exited", "worker": node, "status": 0}
+            self.coordinator.members.heard(self.links[node], ended)
 
     def record(self, epoch: int, node: str, step: int, entered: bool, passed: bool) -> None:
         record = Record(node, step, entered, passed, VECTOR if passed else None)

@@ -1,0 +1,66 @@
+"""Which nodes live, have finished or are lost, by what their agents say."""
+
+from pathlib import Path
+
+import pytest
+
+from megatron_bamboo.agent.members import Members
+from megatron_bamboo.membership.store_server import AgentLink
+from megatron_bamboo.membership.table import Table
+from megatron_bamboo.observe.events import EventLog
+
+WORKERS = ("node0:0", "node0:1")
+
+
+class Node:
+    """One node of two workers, as its coordinator hears of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.table = Table()
+        self.members = Members(["node0"], self.table, EventLog(folder, "coordinator"), 2)
+        self.link = AgentLink("node0", 100, None)  # type: ignore[arg-type]
+        self.members.joined(self.link)
+
+    def done(self, *workers: str) -> None:
+        for worker in workers:
+            self.table.set(f"done/{worker}", b"1")
+
+    def exited(self, worker: str, status: int = 0) -> None:
+        self.members.heard(self.link, {"op": "exited", "worker": worker, "status": status})
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@pytest.mark.parametrize("first", WORKERS)
+def test_a_node_has_finished_when_its_last_worker_has_ended(node: Node, first: str) -> None:
+    (last,) = set(WORKERS) - {first}
+    node.done(*WORKERS)
+    node.exited(first)
+    assert node.members.finished == set()
+    node.exited(last)
+    assert (node.members.finished, node.members.lost) == ({"node0"}, {})
+
+
+def test_a_worker_that_is_done_may_end_before_another_is(node: Node) -> None:
+    node.done("node0:0")
+    node.exited("node0:0")
+    assert (node.members.finished, node.members.lost) == (set(), {})
+    node.done("node0:1")
+    node.exited("node0:1")
+    assert node.members.finished == {"node0"}
+
+
+def test_a_worker_that_ends_before_it_is_done_takes_its_node_along(node: Node) -> None:
+    node.done("node0:0")
+    node.exited("node0:0")
+    node.exited("node0:1", status=-9)
+    assert node.members.lost == {"node0": "its worker was ended by signal 9"}
+
+
+def test_a_node_whose_connection_ends_when_all_is_done_has_finished(node: Node) -> None:
+    node.done(*WORKERS)
+    node.members.closed(node.link)
+    assert (node.members.finished, node.members.lost) == ({"node0"}, {})
