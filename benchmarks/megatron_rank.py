@@ -38,17 +38,19 @@ from megatron.core.pipeline_parallel.schedules import (
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import Float16Module
+from megatron.core.utils import get_attr_wrapped_model
 from torch import Tensor, nn
 from user_script import forward_step
 
-from megatron_bamboo.config import Layout, ModelOptions, Options
+from megatron_bamboo.config import Layout, Options
 from megatron_bamboo.data.gpt_dataset import read_microbatch
 from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
 from megatron_bamboo.execution import local_groups
 from megatron_bamboo.model import cpu
 from megatron_bamboo.model.gpt import ChunkPlace, Recipe, build_chunk, places_of_stage, units_of
 from megatron_bamboo.model.randomness import DropoutSeeds
-from megatron_bamboo.script.args import make_args
+from megatron_bamboo.script.args import dtype_of, make_args
 from megatron_bamboo.script.data import open_train_dataset, prepare_data
 from megatron_bamboo.script.providers import ForwardStepFunc
 from megatron_bamboo.script.state import begin, get_args
@@ -96,7 +98,7 @@ class MegatronRank:
         self.stage = parallel_state.get_pipeline_model_parallel_rank()
         self.pipeline = parallel_state.get_data_parallel_rank()
         self._places = places_of_stage(self.stage, layout, options.model.num_layers)
-        config = _config(options.model, layout, group_size)
+        config = _config(options, layout, group_size)
         self.model = [
             _build_chunk(config, options, place, c) for c, place in enumerate(self._places)
         ]
@@ -130,23 +132,30 @@ class MegatronRank:
         )
         return reports
 
-    def apply(self) -> None:
-        """Clip, and let the optimizer take the step."""
+    def apply(self) -> bool:
+        """Clip, and let the optimizer take the step; whether it did, and no gradient overflowed."""
         was_applied, _norm, _zeros = self.optimizer.step()
-        assert was_applied
-        self._scheduler.step(increment=self._layout.global_batch_size)
+        if was_applied:
+            self._scheduler.step(increment=self._layout.global_batch_size)
+        return bool(was_applied)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The stage's parameters, named by unit as the product names them."""
         for chunk, place in zip(self.model, self._places, strict=True):
-            yield from _named(chunk.module, place)
+            yield from _named(
+                get_attr_wrapped_model(chunk, "decoder", return_model_obj=True), place
+            )
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the stage's state as ``unit/parameter/kind``."""
         (inner,) = self.optimizer.chained_optimizers
         for name, parameter in self.named_parameters():
             yield f"{name}/parameter", parameter.detach()
-            for kind, value in inner.optimizer.state[parameter].items():
+            main = getattr(parameter, "main_param", None)
+            if main is not None:
+                yield f"{name}/main", main
+            stepped = parameter if main is None else main
+            for kind, value in inner.optimizer.state[stepped].items():
                 yield f"{name}/{kind}", torch.as_tensor(value)
 
     def _microbatches(self, step: int) -> Iterator[dict[str, Tensor]]:
@@ -217,11 +226,18 @@ def _build_chunk(
         vp_stage=chunk,
     )
     _copy_initial_weights(module, options, place)
-    return DistributedDataParallel(config, DistributedDataParallelConfig(), module)
+    if config.bf16 or config.fp16:
+        module = Float16Module(config, module)
+    ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
+    return DistributedDataParallel(config, ddp_config, module)
 
 
-def _config(model: ModelOptions, layout: Layout, group_size: int | None) -> TransformerConfig:
+def _config(options: Options, layout: Layout, group_size: int | None) -> TransformerConfig:
+    model, dtype = options.model, dtype_of(options.precision)
     return TransformerConfig(
+        bf16=options.precision.bf16,
+        fp16=options.precision.fp16,
+        params_dtype=dtype,
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
@@ -230,7 +246,7 @@ def _config(model: ModelOptions, layout: Layout, group_size: int | None) -> Tran
         pipeline_model_parallel_size=layout.num_stages,
         virtual_pipeline_model_parallel_size=layout.num_chunks if layout.num_chunks > 1 else None,
         microbatch_group_size_per_vp_stage=group_size,
-        pipeline_dtype=torch.float32,
+        pipeline_dtype=dtype,
         batch_p2p_comm=False,
         use_cpu_initialization=True,
         bias_dropout_fusion=False,
@@ -258,8 +274,17 @@ def _build_optimizer(
     options: Options, model: list[DistributedDataParallel], batch: int
 ) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     chosen, train_iters = options.optimizer, options.training.train_iters
+    precision = options.precision
     config = OptimizerConfig(
         optimizer="adam",
+        bf16=precision.bf16,
+        fp16=precision.fp16,
+        params_dtype=dtype_of(precision),
+        loss_scale=precision.loss_scale,
+        initial_loss_scale=precision.initial_loss_scale,
+        min_loss_scale=precision.min_loss_scale,
+        loss_scale_window=precision.loss_scale_window,
+        hysteresis=precision.hysteresis,
         lr=chosen.lr,
         min_lr=chosen.min_lr,
         weight_decay=chosen.weight_decay,

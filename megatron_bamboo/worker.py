@@ -42,6 +42,7 @@ from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.observe.state_dump import dump_stage
 from megatron_bamboo.planner.plan import Plan
+from megatron_bamboo.script.args import dtype_of
 from megatron_bamboo.script.data import open_train_dataset
 from megatron_bamboo.script.providers import Script
 from megatron_bamboo.script.state import get_args
@@ -80,7 +81,11 @@ class Worker:
             tied,
         )
         self._dropout = DropoutSeeds(training.seed, environment.tensor_rank)
-        self._stages = self._build_stages()
+        groups = model_groups(self._tensor_group())
+        prepare_process(groups)
+        recipe = Recipe.of(options, script.model, groups, self._dropout)
+        self._loss_scale = recipe.loss_scale
+        self._stages = self._build_stages(recipe)
         self._scheduler = build_scheduler(
             self._stages, options.optimizer, training.train_iters, layout.global_batch_size
         )
@@ -130,12 +135,18 @@ class Worker:
             seq_length=self._options.data.seq_length,
             micro_batch_size=self._options.training.micro_batch_size,
         )
-        learning_rate = self._learning_rate()
+        # The step's own; both change when it is applied.
+        learning_rate, loss_scale = self._learning_rate(), self._loss_scale.value
         vector = self._executor.finish_step()
-        self._report(step, vector, learning_rate, time.monotonic() - start)
+        self._report(step, vector, learning_rate, loss_scale, time.monotonic() - start)
 
     def _report(
-        self, step: int, vector: tuple[float, ...], learning_rate: float, seconds: float
+        self,
+        step: int,
+        vector: tuple[float, ...],
+        learning_rate: float,
+        loss_scale: float,
+        seconds: float,
     ) -> None:
         plan = self._executor.plan
         report = StepReport(
@@ -143,7 +154,8 @@ class Worker:
             epoch=plan.epoch,
             loss=self._commit_layout.loss(vector).hex(),
             lr=learning_rate,
-            grad_norm=self._commit_layout.gradient_norm(vector).hex(),
+            grad_norm=(self._commit_layout.gradient_norm(vector) / loss_scale).hex(),
+            loss_scale=loss_scale,
             samples=step * self._layout.global_batch_size,
             seconds=seconds,
             vector=to_hex(vector),
@@ -165,6 +177,7 @@ class Worker:
                 number,
                 "primary" if is_primary else "replica",
                 self._options.training.train_iters,
+                self._loss_scale.value,
                 self._named_state(stage),
             )
         self._events.emit("traffic", peers=self._transport.traffic())
@@ -175,6 +188,8 @@ class Worker:
         rank, size = self._environment.tensor_rank, self._environment.tensor_size
         for name, tensor in stage.state():
             yield (name if size == 1 else f"tensor{rank}/{name}"), tensor
+        if self._loss_scale.is_used:
+            yield f"loss_scale/worker{rank}/state", self._loss_scale.state()
 
     def _microbatches(self, step: int) -> Iterator[Any]:
         """This pipeline's microbatches of a step: a function of the seed and the step alone."""
@@ -192,11 +207,8 @@ class Worker:
     def _learning_rate(self) -> float:
         return float(self._scheduler.get_lr(self._scheduler.optimizer.param_groups[0]))
 
-    def _build_stages(self) -> dict[int, Stage]:
+    def _build_stages(self, recipe: Recipe) -> dict[int, Stage]:
         """The stages that this worker runs, and those whose replica it holds."""
-        groups = model_groups(self._tensor_group())
-        prepare_process(groups)
-        recipe = Recipe.of(self._options, self._script.model, groups, self._dropout)
         schedule, rank = self._view.in_force, self._view.rank
         return {
             number: build_stage(number, self._layout, self._options.optimizer, recipe)
@@ -214,6 +226,7 @@ class Worker:
             self._transport,
             self._ledger,
             self._scheduler,
+            self._loss_scale,
             self._layout.global_batch_size,
             self._environment.tensor_rank,
         )
@@ -274,7 +287,7 @@ class Worker:
         like = stage.reduced
         tied = [stage.tied_gradient() for stage in self._stages.values() if stage.is_tied]
         return Shapes(
-            activation=TensorShape(size, torch.float32, like.device),
+            activation=TensorShape(size, dtype_of(options.precision), like.device),
             tied=_shape_of(tied[0]) if tied else None,
             refresh={number: _shape_of(stage.reduced) for number, stage in self._stages.items()},
         )

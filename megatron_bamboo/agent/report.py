@@ -5,6 +5,7 @@ line along, and none is printed twice.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -85,8 +86,13 @@ def iteration_line(report: StepReport, shape: JobShape) -> str:
         f"global batch size: {shape.global_batch_size:5d}",
         f"lm loss: {float.fromhex(report.loss):.6E}",
     ]
+    if report.loss_scale != 1.0:
+        parts.append(f"loss scale: {report.loss_scale:.1f}")
     if report.grad_norm is not None:
-        parts.append(f"grad norm: {float.fromhex(report.grad_norm):.3f}")
+        norm = float.fromhex(report.grad_norm)
+        parts.append(f"grad norm: {norm:.3f}")
+        if not math.isfinite(norm):
+            parts.append("skipped: the gradient overflowed")
     return " | ".join(parts) + " |"
 
 

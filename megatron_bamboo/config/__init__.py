@@ -10,6 +10,7 @@ from megatron_bamboo.config.options import (
     OptimizerOptions,
     Options,
     ParallelOptions,
+    PrecisionOptions,
     TrainingOptions,
 )
 from megatron_bamboo.config.parse import UNSUPPORTED, ExtraArgsProvider, parse_flags, parse_options
@@ -25,6 +26,7 @@ __all__ = (
     "OptimizerOptions",
     "Options",
     "ParallelOptions",
+    "PrecisionOptions",
     "TrainingOptions",
     "check_options",
     "parse_flags",

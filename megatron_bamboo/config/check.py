@@ -13,6 +13,7 @@ from megatron_bamboo.config.options import (
     ModelOptions,
     Options,
     ParallelOptions,
+    PrecisionOptions,
     flag_of,
     value_type,
 )
@@ -222,6 +223,7 @@ def _check_sizes(options: Options) -> None:
     if not 0 <= options.training.seed < 2**32:
         raise UserError(f"--seed {options.training.seed} must be at least 0 and below 2**32")
     _check_ranges(options)
+    _check_precision(options.precision)
     _check_learning_rate(options)
 
 
@@ -230,6 +232,7 @@ def _sizes(options: Options) -> Iterator[tuple[str, int]]:
     groups = (
         options.model,
         options.training,
+        options.precision,
         options.optimizer,
         options.data,
         options.parallel,
@@ -266,6 +269,24 @@ def _check_ranges(options: Options) -> None:
             f"--distributed-timeout-minutes must be between {SHORTEST_TIMEOUT_MINUTES} and "
             f"{LONGEST_TIMEOUT_MINUTES} (a week), not {minutes:g}"
         )
+
+
+def _check_precision(precision: PrecisionOptions) -> None:
+    if precision.bf16 and precision.fp16:
+        raise UserError("--bf16 and --fp16: give one of them")
+    lowest, first, constant = (
+        precision.min_loss_scale,
+        precision.initial_loss_scale,
+        precision.loss_scale,
+    )
+    if not 0.0 < lowest <= first < math.inf:
+        raise UserError("--initial-loss-scale must not be below --min-loss-scale, and that above 0")
+    if constant is None:
+        return
+    if not (precision.bf16 or precision.fp16):
+        raise UserError("--loss-scale belongs to --bf16 or --fp16: leave it out")
+    if not 0.0 < constant < math.inf:
+        raise UserError("--loss-scale must be more than 0")
 
 
 def _check_learning_rate(options: Options) -> None:

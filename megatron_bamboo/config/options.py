@@ -75,6 +75,21 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionOptions:
+    """Half precision, with gradients and the optimizer's copy of the weights in float32."""
+
+    bf16: bool = _option("compute in bfloat16", False)
+    fp16: bool = _option("compute in float16, with a scaled loss", False)
+    loss_scale: float | None = _option(
+        "constant scale of the loss (default: none with bf16, one that adapts with fp16)", None
+    )
+    initial_loss_scale: float = _option("with fp16: the first scale of the loss", 2.0**32)
+    min_loss_scale: float = _option("with fp16: the least scale of the loss", 1.0)
+    loss_scale_window: int = _option("with fp16: steps without overflow until it doubles", 1000)
+    hysteresis: int = _option("with fp16: steps with overflow until it is halved", 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerOptions:
     """AdamW, clipping and the learning rate's course."""
 
@@ -161,6 +176,7 @@ class Options:
 
     model: ModelOptions
     training: TrainingOptions
+    precision: PrecisionOptions
     optimizer: OptimizerOptions
     data: DataOptions
     parallel: ParallelOptions

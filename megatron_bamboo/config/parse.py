@@ -17,8 +17,6 @@ from megatron_bamboo.errors import UserError
 
 # Flags of Megatron-LM that its users know and that would train something else if ignored.
 UNSUPPORTED: Mapping[str, str] = {
-    "--bf16": "bfloat16",
-    "--fp16": "float16",
     "--use-distributed-optimizer": "the distributed optimizer",
     "--context-parallel-size": "context parallelism",
     "--expert-model-parallel-size": "expert parallelism",

@@ -5,6 +5,7 @@ complete in the group in which it was made, a message is sent once to the same p
 out of place, so their inputs are there until the commit.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,6 +19,7 @@ from megatron_bamboo.execution.mailbox import Message
 from megatron_bamboo.execution.registry import COMMIT_GROUP, GroupRegistry, stage_group
 from megatron_bamboo.execution.step_state import StepState
 from megatron_bamboo.execution.transport import Transport
+from megatron_bamboo.model.precision import LossScale
 from megatron_bamboo.model.stage import Stage
 from megatron_bamboo.planner.plan import PipelinePlan
 from megatron_bamboo.schedule.actions import Action, Op
@@ -38,6 +40,7 @@ class Tail:
         transport: Transport,
         ledger: CommitLedger,
         scheduler: OptimizerParamScheduler,
+        loss_scale: LossScale,
         batch_size: int,
         tensor_rank: int,
     ) -> None:
@@ -49,6 +52,7 @@ class Tail:
         self._transport = transport
         self._ledger = ledger
         self._scheduler = scheduler
+        self._loss_scale = loss_scale
         self._batch_size = batch_size
         self._tensor_rank = tensor_rank
 
@@ -127,19 +131,27 @@ class Tail:
         self._ledger.commit(state.step, collective, release)
 
     def step(self, state: StepState) -> tuple[float, ...]:
-        """Apply the step to everything held here; its commit has passed. Returns the vector."""
+        """Apply the step to everything held here; its commit has passed. Returns the vector.
+
+        Where the loss is scaled, a step whose gradient overflows is skipped and the scale lowered.
+
+        Raises:
+            TrainingError: the loss or the gradient is not finite, and no scale is to blame.
+        """
         vector = self._ledger.passed_vector(state.step)
         assert vector is not None, f"step {state.step} is applied before its commit"
-        norm = self._layout.gradient_norm(vector)
+        norm = self._layout.gradient_norm(vector) / self._loss_scale.value
         loss = self._layout.loss(vector)
-        if not (torch.isfinite(torch.tensor([norm, loss], dtype=torch.float64)).all()):
+        if not (math.isfinite(norm) and math.isfinite(loss)) and not self._loss_scale.is_used:
             raise TrainingError(
                 f"step {state.step}: the loss is {loss} and the gradient norm {norm}; "
                 "lower the learning rate or look at the data"
             )
-        for stage in self._stages.values():
-            stage.apply(norm)
-        self._scheduler.step(self._batch_size)
+        if math.isfinite(norm):
+            for stage in self._stages.values():
+                stage.apply(norm, self._loss_scale)
+            self._scheduler.step(self._batch_size)
+        self._loss_scale.update(overflowed=not math.isfinite(norm))
         return vector
 
     def _contribution(self, pipeline: PipelinePlan, state: StepState) -> list[float]:

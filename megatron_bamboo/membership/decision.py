@@ -70,6 +70,7 @@ class StepReport:
     samples: int
     seconds: float
     vector: tuple[str, ...]
+    loss_scale: float = 1.0
 
     def to_json(self) -> str:
         """The value of ``passed/<step>``."""

@@ -31,6 +31,7 @@ def install() -> None:
     torch.cuda.get_rng_state = lambda device="cuda": torch.get_rng_state()
     torch.cuda.manual_seed = torch.default_generator.manual_seed
     torch.Tensor.cuda = lambda tensor, *args, **kwargs: tensor
+    _name_types_as_on_cuda()
     _use_cpu_random_state()
 
 
@@ -45,6 +46,19 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
         return factory(*args, **kwargs)
 
     return make
+
+
+def _name_types_as_on_cuda() -> None:
+    """Give tensors the type names that Megatron's optimizers compare with CUDA's."""
+    type_of = torch.Tensor.type
+
+    @functools.wraps(type_of)
+    def name_or_cast(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            return type_of(tensor, *args, **kwargs)
+        return type_of(tensor).replace("torch.", "torch.cuda.")
+
+    torch.Tensor.type = name_or_cast
 
 
 def _use_cpu_random_state() -> None:

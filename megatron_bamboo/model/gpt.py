@@ -21,7 +21,9 @@ from torch.distributed import ProcessGroup
 from megatron_bamboo.config import Layout, Options
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.model.config import building
+from megatron_bamboo.model.precision import LossScale, cast_ends
 from megatron_bamboo.model.randomness import DropoutSeeds, derive_seed
+from megatron_bamboo.script.args import dtype_of
 from megatron_bamboo.script.providers import ModelProvider
 
 # Parameters whose initial values Megatron scales by 1/sqrt(2 x layers).
@@ -54,6 +56,9 @@ class Recipe:
     """The workers that share layers, and otherwise groups of one member."""
     dropout: DropoutSeeds
     """Reseeds the generators before each unit's forward pass."""
+    dtype: torch.dtype
+    """Of parameters and activations."""
+    loss_scale: LossScale
 
     @classmethod
     def of(
@@ -64,9 +69,16 @@ class Recipe:
         dropout: DropoutSeeds,
     ) -> Self:
         """As the options of a run say."""
-        model = options.model
-        is_tied = not model.untie_embeddings_and_output_weights
-        return cls(provider, model.num_layers, is_tied, options.training.seed, groups, dropout)
+        return cls(
+            provider=provider,
+            num_layers=options.model.num_layers,
+            is_tied=not options.model.untie_embeddings_and_output_weights,
+            seed=options.training.seed,
+            groups=groups,
+            dropout=dropout,
+            dtype=dtype_of(options.precision),
+            loss_scale=LossScale(options.precision),
+        )
 
 
 def places_of_stage(stage: int, layout: Layout, num_layers: int) -> tuple[ChunkPlace, ...]:
@@ -126,6 +138,10 @@ def build_chunk(recipe: Recipe, place: ChunkPlace) -> GPTModel:
     chunk.config.num_layers = recipe.num_layers
     if torch.cuda.is_available():
         chunk.cuda()
+    chunk.to(recipe.dtype)
+    cast_ends(chunk, recipe.dtype, place.is_first, place.is_last)
+    if recipe.loss_scale.is_used:
+        chunk.config.grad_scale_func = recipe.loss_scale.scale
     for number, layer in zip(place.layers, chunk.decoder.layers, strict=True):
         layer.layer_number = number + 1
     shared = _shared_weight(chunk)

@@ -39,6 +39,7 @@ from megatron_bamboo.model.gpt import (
     units_of,
 )
 from megatron_bamboo.model.place import set_current_stage
+from megatron_bamboo.model.precision import LossScale
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,12 @@ class Stage:
         number: int,
         chunks: Mapping[ChunkPlace, GPTModel],
         options: OptimizerOptions,
+        dtype: torch.dtype,
         groups: ProcessGroupCollection,
     ) -> None:
         self.number = number
         self.chunks = tuple(chunks.values())
-        self.reduced, self.units = _make_units(chunks, options, groups)
+        self.reduced, self.units = _make_units(chunks, _config(options, dtype), groups)
         self._clip = options.clip_grad
         self._tensor_group = groups.tp
         roles = [(place, tied_weight(chunk, place)) for place, chunk in chunks.items()]
@@ -143,8 +145,13 @@ class Stage:
             return False
         return bool(param_is_not_tensor_parallel_duplicate(parameter, self._tensor_group))
 
-    def apply(self, gradient_norm: float) -> None:
-        """The purely local optimizer step, on the reduced gradients, which it clips in place."""
+    def apply(self, gradient_norm: float, loss_scale: LossScale) -> None:
+        """The purely local optimizer step, on the reduced gradients, which it changes in place.
+
+        Args:
+            gradient_norm: of the whole model's gradient, unscaled.
+        """
+        loss_scale.unscale(self.reduced)
         # Megatron-core's rule and torch's arithmetic, over all parameters at once.
         if 0.0 < self._clip < gradient_norm + 1e-6:
             self.reduced.mul_(self._clip / (torch.tensor(gradient_norm) + 1e-6))
@@ -156,7 +163,7 @@ class Stage:
         for unit in self.units.values():
             for name, parameter in unit.named_parameters():
                 yield f"{unit.name}/{name}/parameter", parameter.detach()
-                for kind, value in _moments(unit, parameter):
+                for kind, value in _optimizer_state(unit, parameter):
                     yield f"{unit.name}/{name}/{kind}", value
 
 
@@ -170,7 +177,7 @@ def build_stage(number: int, layout: Layout, optimizer: OptimizerOptions, recipe
         if layout.num_chunks > 1:
             # What Megatron's users ask a chunk of an interleaved model for.
             chunk.vp_stage = index
-    return Stage(number, chunks, optimizer, recipe.groups)
+    return Stage(number, chunks, optimizer, recipe.dtype, recipe.groups)
 
 
 def build_scheduler(
@@ -195,13 +202,12 @@ def build_scheduler(
 
 
 def _make_units(
-    chunks: Mapping[ChunkPlace, GPTModel], options: OptimizerOptions, groups: ProcessGroupCollection
+    chunks: Mapping[ChunkPlace, GPTModel], config: OptimizerConfig, groups: ProcessGroupCollection
 ) -> tuple[Tensor, dict[str, Unit]]:
     """The units of a stage, their reduced gradients being parts of one flat tensor."""
+    ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
     buffers = {
-        name: DistributedDataParallel(
-            chunk.config, DistributedDataParallelConfig(), modules, pg_collection=groups
-        )
+        name: DistributedDataParallel(chunk.config, ddp_config, modules, pg_collection=groups)
         for place, chunk in chunks.items()
         for name, modules in units_of(chunk, place).items()
     }
@@ -213,7 +219,7 @@ def _make_units(
         name: Unit(
             name,
             buffer,
-            _make_optimizer(buffer, options, groups),
+            _make_optimizer(buffer, config, groups),
             part,
             tuple(buffer.module.parameters()),
         )
@@ -221,11 +227,12 @@ def _make_units(
     }
 
 
-def _make_optimizer(
-    buffer: DistributedDataParallel, options: OptimizerOptions, groups: ProcessGroupCollection
-) -> ChainedOptimizer:
-    config = OptimizerConfig(
+def _config(options: OptimizerOptions, dtype: torch.dtype) -> OptimizerConfig:
+    return OptimizerConfig(
         optimizer="adam",
+        bf16=dtype is torch.bfloat16,
+        fp16=dtype is torch.float16,
+        params_dtype=dtype,
         lr=options.lr,
         min_lr=options.min_lr,
         weight_decay=options.weight_decay,
@@ -234,7 +241,12 @@ def _make_optimizer(
         adam_eps=options.adam_eps,
         clip_grad=options.clip_grad,
     )
-    return get_megatron_optimizer(
+
+
+def _make_optimizer(
+    buffer: DistributedDataParallel, config: OptimizerConfig, groups: ProcessGroupCollection
+) -> ChainedOptimizer:
+    made = get_megatron_optimizer(
         config,
         [buffer],
         # No decay of biases and norms: so far the default too, but upstream means to drop it.
@@ -242,9 +254,23 @@ def _make_optimizer(
         pg_collection=groups,
         use_gloo_process_groups=False,
     )
+    if config.fp16:
+        # Each would have a scale of its own, and look for overflows in its own unit only.
+        for optimizer in made.chained_optimizers:
+            optimizer.grad_scaler = None
+    return made
 
 
-def _moments(unit: Unit, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
+def main_parameter(parameter: nn.Parameter) -> Tensor:
+    """What the optimizer steps: the float32 copy of a parameter in half precision, or itself."""
+    main: Tensor = getattr(parameter, "main_param", parameter)
+    return main
+
+
+def _optimizer_state(unit: Unit, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
+    main = main_parameter(parameter)
+    if main is not parameter:
+        yield "main", main.detach()
     for optimizer in unit.optimizer.chained_optimizers:
-        for kind, value in sorted(optimizer.state.get(parameter, {}).items()):
+        for kind, value in sorted(optimizer.optimizer.state.get(main, {}).items()):
             yield kind, torch.as_tensor(value).detach()

@@ -21,13 +21,15 @@ def dump_stage(
     stage: int,
     role: str,
     step: int,
+    loss_scale: float,
     state: Iterable[tuple[str, Tensor]],
 ) -> None:
     """Write one stage's state; a file under its final name is whole.
 
     Args:
         role: ``primary`` or ``replica``.
-        step: the last step that was applied.
+        step: the last step that was done.
+        loss_scale: that of the next step; 1 where there is none.
     """
     folder = job_dir / STATE_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -37,7 +39,7 @@ def dump_stage(
         "stage": str(stage),
         "role": role,
         "step": str(step),
-        "loss_scale": (1.0).hex(),  # float32 has none
+        "loss_scale": loss_scale.hex(),
     }
     scratch = path.with_suffix(".partial")
     save_file({name: tensor.contiguous() for name, tensor in state}, scratch, metadata=metadata)

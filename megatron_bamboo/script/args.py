@@ -7,15 +7,13 @@ from typing import Any
 
 import torch
 
-from megatron_bamboo.config import Layout, Options
+from megatron_bamboo.config import Layout, Options, PrecisionOptions
 from megatron_bamboo.data.tokenizer import padded_vocab_size
 
 # What Megatron-LM's own scripts look up and is the same in every run here.
 _ALWAYS: Mapping[str, Any] = {
-    "bf16": False,
-    "fp16": False,
     "fp8": None,
-    "params_dtype": torch.float32,
+    "accumulate_allreduce_grads_in_fp32": True,
     "fp16_lm_cross_entropy": False,
     "iteration": 0,
     "consumed_train_samples": 0,
@@ -65,6 +63,13 @@ _ALWAYS: Mapping[str, Any] = {
 }
 
 
+def dtype_of(precision: PrecisionOptions) -> torch.dtype:
+    """What parameters and activations are kept in."""
+    if precision.bf16:
+        return torch.bfloat16
+    return torch.float16 if precision.fp16 else torch.float32
+
+
 def make_args(
     options: Options, layout: Layout, vocab_size: int, extras: Mapping[str, Any]
 ) -> argparse.Namespace:
@@ -79,6 +84,7 @@ def make_args(
     chunks = layout.num_chunks if layout.num_chunks > 1 else None
     stages = layout.num_stages
     values |= {
+        "params_dtype": dtype_of(options.precision),
         "ffn_hidden_size": options.model.feed_forward_size,
         "data_path": [options.data.data_path],
         "global_batch_size": layout.global_batch_size,

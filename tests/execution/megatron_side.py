@@ -75,9 +75,12 @@ def _train_with_schedule(run: Run, rank: int) -> None:
         for microbatch, report in enumerate(trained.forward_backward(step, step_func)):
             number = job.global_microbatch(microbatch, trained.pipeline)
             tensors[f"loss/{step}/{number}"] = report["lm loss"].clone()
-        for name, parameter in trained.named_parameters():
-            tensors[f"gradient/{step}/{name}"] = parameter.main_grad.clone()
-        trained.apply()
+        gradients = {
+            f"gradient/{step}/{name}": parameter.main_grad.clone()
+            for name, parameter in trained.named_parameters()
+        }
+        if trained.apply():  # else they overflowed
+            tensors |= gradients
     tensors |= {f"state/{name}": tensor for name, tensor in trained.state()}
     save_stage(run.result, trained.pipeline, trained.stage, tensors)
     dist.barrier()

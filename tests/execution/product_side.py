@@ -14,6 +14,7 @@ from trained_stages import Job, StageTensors, save_stage
 
 from megatron_bamboo.agent.run_job import Status
 from megatron_bamboo.execution.executor import Executor
+from megatron_bamboo.model.precision import LossScale
 from megatron_bamboo.model.stage import Stage
 
 
@@ -44,24 +45,23 @@ def _work(job: Job, result: Path) -> int:
 def _recorded(job: Job, pipeline: int) -> StageTensors:
     """Note losses and gradients in the tensors returned, for as long as this process lives."""
     tensors: StageTensors = {}
-    steps = iter(range(1, 1000))
+    current = {"step": 0}
     forward_backward, apply = Executor.forward_backward_func, Stage.apply
 
     def noted_forward_backward(executor: Executor, **arguments: Any) -> list[Any]:
         reports = forward_backward(executor, **arguments)
-        step = executor.progress().step
+        step = current["step"] = executor.progress().step
         for microbatch, report in enumerate(reports):
             number = job.global_microbatch(microbatch, pipeline)
             tensors[f"loss/{step}/{number}"] = report["lm loss"].clone()
         return reports
 
-    def noted_apply(stage: Stage, gradient_norm: float) -> None:
-        step = next(steps)
+    def noted_apply(stage: Stage, gradient_norm: float, loss_scale: LossScale) -> None:
         for unit in stage.units.values():
             for name, parameter in unit.named_parameters():
                 gradient = unit.reduced_part(parameter).view(parameter.shape)
-                tensors[f"gradient/{step}/{unit.name}/{name}"] = gradient.clone()
-        apply(stage, gradient_norm)
+                tensors[f"gradient/{current['step']}/{unit.name}/{name}"] = gradient.clone()
+        apply(stage, gradient_norm, loss_scale)
 
     Executor.forward_backward_func = noted_forward_backward  # type: ignore[method-assign]
     Stage.apply = noted_apply  # type: ignore[method-assign]

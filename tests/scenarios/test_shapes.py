@@ -23,6 +23,9 @@ CASES = [
     (Shape(3, 1, num_steps=4, variant="untied-rope"), "lazy", "node2@iter2:2.0B1"),
     (Shape(2, 1, num_steps=4, variant="recompute"), "eager", "node0@iter2:0.0B1"),
     (Shape(2, 1, num_steps=4, variant="recompute-attention"), "lazy", "node1@iter2:1.0B3"),
+    (Shape(2, 3, num_steps=4, variant="bf16"), "eager", "node2@iter2:0.0B1"),
+    (Shape(3, 1, num_steps=7, variant="fp16", num_chunks=2), "lazy", "node1@iter2:1.1B2"),
+    (Shape(2, 1, num_steps=4, variant="fp16", tensor_size=2), "bubble", "node1@iter3:1.0F3"),
     # A script written for Megatron-LM, of which one import was changed.
     (Shape(2, 2, num_steps=4, variant="ported", num_chunks=2), "eager", "node1@iter2:1.0F2"),
     (Shape(2, 1, 3, num_steps=4, variant="ported", tensor_size=2), "lazy", "node0@iter2:0.0B1"),

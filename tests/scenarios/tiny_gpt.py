@@ -32,6 +32,12 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "recompute": FULL_RECOMPUTATION,
     "recompute-attention": ("--recompute-granularity", "selective"),
     "sequence-parallel": ("--sequence-parallel", *FULL_RECOMPUTATION),
+    "bf16": ("--bf16",),
+    # The first scale overflows, and a later one again.
+    "fp16": (
+        *("--fp16", "--initial-loss-scale", "2097152", "--hysteresis", "1"),
+        *("--loss-scale-window", "2"),
+    ),
     "ported": ("--loss-weight", "0.5"),
 }
 # Whose script is not the product's own.
