@@ -101,6 +101,7 @@ class Worker:
             client,
             self._stages,
             self._scheduler,
+            self._loss_scale,
             self._events,
         )
         self._ledger = CommitLedger(node)

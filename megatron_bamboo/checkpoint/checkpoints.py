@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from megatron_bamboo.agent.environment import WorkerEnvironment
 from megatron_bamboo.checkpoint.child import Failure
-from megatron_bamboo.checkpoint.common import common_state
+from megatron_bamboo.checkpoint.common import common_state, read_counters
 from megatron_bamboo.checkpoint.folder import step_folder
 from megatron_bamboo.checkpoint.moments import BeforeFault
 from megatron_bamboo.checkpoint.saving import Follower, Saved, Saver, SaverParts
@@ -18,6 +19,7 @@ from megatron_bamboo.config import Options
 from megatron_bamboo.execution.errors import TrainingError
 from megatron_bamboo.execution.injection import kill_before
 from megatron_bamboo.membership.store_client import StoreClient
+from megatron_bamboo.model.precision import LossScale
 from megatron_bamboo.model.stage import Stage
 from megatron_bamboo.observe.events import EventLog
 
@@ -38,6 +40,7 @@ class Checkpoints:
         client: StoreClient,
         stages: Mapping[int, Stage],
         scheduler: OptimizerParamScheduler,
+        loss_scale: LossScale,
         events: EventLog,
     ) -> None:
         self._options = options.checkpoint
@@ -46,6 +49,7 @@ class Checkpoints:
         self._environment = environment
         self._stages = stages
         self._scheduler = scheduler
+        self._loss_scale = loss_scale
         self._events = events
         self._saver: Saver | None = None
         if options.checkpoint.save is not None:
@@ -73,13 +77,15 @@ class Checkpoints:
         if step > 0:
             assert self._options.load is not None
             folder = step_folder(Path(self._options.load), step)
+            counters = read_counters(folder)
             try:
                 for stage in self._stages.values():
-                    load_stage(stage, str(folder), step)
+                    load_stage(stage, str(folder), counters.num_applied)
             except LOAD_ERRORS as error:
                 reason = f"step {step} cannot be loaded from {folder}: {Failure.of(error).reason}"
                 raise TrainingError(f"{reason}; name another step with --ckpt-step") from error
-            self._scheduler.step(step * self._args.global_batch_size)
+            self._scheduler.step(counters.num_applied * self._args.global_batch_size)
+            self._loss_scale.load(torch.tensor(counters.loss_scale, dtype=torch.float64))
             self._events.emit("loaded", step=step, folder=str(folder))
         return step
 
@@ -107,7 +113,8 @@ class Checkpoints:
         return step == self._last_step or (interval is not None and step % interval == 0)
 
     def _state_of(self, step: int, stages: Sequence[int]) -> dict[str, Any]:
-        common = common_state(self._args, step, self._scheduler.state_dict())
+        loss_scale = self._loss_scale.state().tolist()
+        common = common_state(self._args, step, self._scheduler.state_dict(), loss_scale)
         return common | sharded_state([self._stages[number] for number in stages])
 
     def _make_before(self) -> BeforeFault:

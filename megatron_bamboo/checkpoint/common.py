@@ -7,6 +7,7 @@ must what decides which samples come next (invariant 1).
 
 import pickle
 from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ _MODEL = {
     "untie_embeddings_and_output_weights": "--untie-embeddings-and-output-weights",
     "normalization": "--normalization",
     "add_bias_linear": "--disable-bias-linear",
+    "bf16": "--bf16",
+    "fp16": "--fp16",
 }
 # What reading a damaged file may end with.
 _UNPICKLING_ERRORS = (
@@ -46,16 +49,39 @@ def plain_args(args: Namespace) -> Namespace:
     return Namespace(**values, add_bias_linear=not args.disable_bias_linear)
 
 
-def common_state(args: Namespace, step: int, scheduler: dict[str, Any]) -> dict[str, Any]:
-    """What all writers agree on and the lead writes."""
+def common_state(
+    args: Namespace, step: int, scheduler: dict[str, Any], loss_scale: list[float]
+) -> dict[str, Any]:
+    """What all writers agree on and the lead writes.
+
+    Args:
+        scheduler: its state; it has not moved in steps that were skipped.
+        loss_scale: what decides the scales to come, nothing where none is used.
+    """
+    applied = scheduler["num_steps"] // args.global_batch_size
     samples = {"iteration": step, "consumed_train_samples": step * args.global_batch_size}
     return {
         "iteration": step,
         "checkpoint_version": CHECKPOINT_VERSION,
         "args": Namespace(**vars(args) | samples),
         "opt_param_scheduler": scheduler,
-        "optimizer": {"state": {"common_step": step}},
+        "optimizer": {"state": {"common_step": applied}, "loss_scale": loss_scale},
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What a checkpoint says of the steps before it beside their number."""
+
+    num_applied: int
+    """Steps that were not skipped."""
+    loss_scale: tuple[float, ...]
+
+
+def read_counters(folder: Path) -> Counters:
+    """The counters of a checkpoint that ``check_continues`` has found good."""
+    optimizer = _read_common(folder)["optimizer"]
+    return Counters(optimizer["state"]["common_step"], tuple(optimizer["loss_scale"]))
 
 
 def check_continues(folder: Path, step: int, args: Namespace) -> None:

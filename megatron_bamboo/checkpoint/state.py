@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException
 
 from megatron_bamboo.checkpoint.strategy import AloneLoadStrategy
-from megatron_bamboo.model.stage import Stage
+from megatron_bamboo.model.stage import Stage, main_parameter
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+MAIN = "fp32_param"
+"""Megatron's word for the float32 copy of a parameter in half precision."""
 OPTIMIZER_PREFIX = "optimizer.state."
 
 # What reading a checkpoint that is damaged may end with; torch's own is no Exception.
@@ -44,6 +46,8 @@ def sharded_state(stages: Sequence[Stage]) -> ShardedState:
 
     The tensors are the training's own where they are in host memory already.
     """
+    for stage in stages:
+        _make_moments(stage)
     state = {
         f"stage{stage.number}.chunk{index}": _chunk_state(stage, chunk)
         for stage in stages
@@ -52,11 +56,14 @@ def sharded_state(stages: Sequence[Stage]) -> ShardedState:
     return _map_tensors(state, lambda tensor: tensor.detach().cpu())
 
 
-def load_stage(stage: Stage, folder: str, step: int) -> None:
+def load_stage(stage: Stage, folder: str, num_applied: int) -> None:
     """Put the state of a checkpoint in place of a stage's own; this process reads alone.
 
     Each of a stage's tensors is read into a copy first: Megatron's names for the parts of a gated
     layer belong to no parameter of their own.
+
+    Args:
+        num_applied: steps that the optimizer has taken: all but those that were skipped.
     """
     _make_moments(stage)
     for chunk in stage.chunks:
@@ -67,44 +74,51 @@ def load_stage(stage: Stage, folder: str, step: int) -> None:
         )
         _copy_into(own, loaded)
     for optimizer in _optimizers(stage):
-        _set_step(optimizer, step)
+        _set_step(optimizer, num_applied)
 
 
 def _chunk_state(stage: Stage, chunk: GPTModel) -> ShardedState:
     """A chunk's sharded tensors; their data are the very tensors that the training uses."""
     model = chunk.sharded_state_dict(metadata={"dp_cp_group": dist.group.WORLD})
-    moments = _moments_of(stage)
-    return {
-        "model": model,
-        "optimizer": {
-            kind: {
-                name: make_sharded_optimizer_tensor(
-                    tensor, moments[tensor.data][kind], f"{OPTIMIZER_PREFIX}{kind}"
-                )
-                for name, tensor in model.items()
-                if isinstance(tensor, Sharded) and tensor.data in moments
-            }
-            for kind in MOMENTS
-        },
-    }
+    kept = _kept_by_optimizers(stage)
+    optimizer: ShardedState = {}
+    for name, tensor in model.items():
+        if not isinstance(tensor, Sharded):
+            continue
+        for kind, value in kept.get(tensor.data, {}).items():
+            sharded = make_sharded_optimizer_tensor(tensor, value, f"{OPTIMIZER_PREFIX}{kind}")
+            optimizer.setdefault(kind, {})[name] = sharded
+    return {"model": model, "optimizer": optimizer}
 
 
-def _moments_of(stage: Stage) -> Mapping[nn.Parameter, Mapping[str, Tensor]]:
-    return {
-        parameter: optimizer.state[parameter]
+def _kept_by_optimizers(stage: Stage) -> Mapping[nn.Parameter, Mapping[str, Tensor]]:
+    """By parameter the tensors of its size that its optimizer keeps, by Megatron's names."""
+    states = {
+        main: optimizer.state[main]
         for optimizer in _optimizers(stage)
         for group in optimizer.param_groups
-        for parameter in group["params"]
+        for main in group["params"]
     }
+    kept = {}
+    for unit in stage.units.values():
+        for parameter in unit.parameters:
+            main = main_parameter(parameter)
+            kept[parameter] = {kind: states[main][kind] for kind in MOMENTS}
+            if main is not parameter:
+                kept[parameter][MAIN] = main
+    return kept
 
 
 def _make_moments(stage: Stage) -> None:
-    """What an optimizer makes in its first step."""
+    """What an optimizer makes in its first step, which may not have come or have been skipped."""
     for optimizer in _optimizers(stage):
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                for kind in MOMENTS:
-                    optimizer.state[parameter].setdefault(kind, torch.zeros_like(parameter.data))
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if all(optimizer.state[parameter] for parameter in parameters):
+            continue
+        for parameter in parameters:
+            for kind in MOMENTS:
+                optimizer.state[parameter][kind] = torch.zeros_like(parameter.data)
+        _set_step(optimizer, 0)
 
 
 def _set_step(optimizer: torch.optim.Optimizer, step: int) -> None:

@@ -149,7 +149,7 @@ class Tail:
             )
         if math.isfinite(norm):
             for stage in self._stages.values():
-                stage.apply(norm, self._loss_scale)
+                stage.apply(norm)
             self._scheduler.step(self._batch_size)
         self._loss_scale.update(overflowed=not math.isfinite(norm))
         return vector

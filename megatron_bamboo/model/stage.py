@@ -39,7 +39,6 @@ from megatron_bamboo.model.gpt import (
     units_of,
 )
 from megatron_bamboo.model.place import set_current_stage
-from megatron_bamboo.model.precision import LossScale
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +86,15 @@ class Stage:
         number: int,
         chunks: Mapping[ChunkPlace, GPTModel],
         options: OptimizerOptions,
-        dtype: torch.dtype,
-        groups: ProcessGroupCollection,
+        recipe: Recipe,
     ) -> None:
         self.number = number
         self.chunks = tuple(chunks.values())
-        self.reduced, self.units = _make_units(chunks, _config(options, dtype), groups)
+        config = _config(options, recipe.dtype)
+        self.reduced, self.units = _make_units(chunks, config, recipe.groups)
         self._clip = options.clip_grad
-        self._tensor_group = groups.tp
+        self._loss_scale = recipe.loss_scale
+        self._tensor_group = recipe.groups.tp
         roles = [(place, tied_weight(chunk, place)) for place, chunk in chunks.items()]
         self._tied = next(((place, w) for place, w in roles if w is not None), None)
 
@@ -145,13 +145,13 @@ class Stage:
             return False
         return bool(param_is_not_tensor_parallel_duplicate(parameter, self._tensor_group))
 
-    def apply(self, gradient_norm: float, loss_scale: LossScale) -> None:
+    def apply(self, gradient_norm: float) -> None:
         """The purely local optimizer step, on the reduced gradients, which it changes in place.
 
         Args:
             gradient_norm: of the whole model's gradient, unscaled.
         """
-        loss_scale.unscale(self.reduced)
+        self._loss_scale.unscale(self.reduced)
         # Megatron-core's rule and torch's arithmetic, over all parameters at once.
         if 0.0 < self._clip < gradient_norm + 1e-6:
             self.reduced.mul_(self._clip / (torch.tensor(gradient_norm) + 1e-6))
@@ -177,7 +177,7 @@ def build_stage(number: int, layout: Layout, optimizer: OptimizerOptions, recipe
         if layout.num_chunks > 1:
             # What Megatron's users ask a chunk of an interleaved model for.
             chunk.vp_stage = index
-    return Stage(number, chunks, optimizer, recipe.dtype, recipe.groups)
+    return Stage(number, chunks, optimizer, recipe)
 
 
 def build_scheduler(

@@ -32,7 +32,7 @@ def root(gpt: MakeGpt, args: Namespace, tmp_path: Path) -> Path:
     """A folder with a checkpoint of step 10."""
     folder = step_folder(tmp_path / "save", STEP)
     folder.mkdir(parents=True)
-    state = common_state(args, STEP, {}) | sharded_state(trained(gpt()))
+    state = common_state(args, STEP, {"num_steps": 20}, []) | sharded_state(trained(gpt()))
     dist_checkpointing.save(state, str(folder), PlainSaveStrategy(lambda: None))
     (folder.parent / TRACKER).write_text(str(STEP))
     return folder.parent
@@ -124,7 +124,9 @@ def test_a_missing_data_file_and_foreign_optimizer_state_are_refused(
     other.mkdir()
     weights = gpt().stage(0).chunks[0].sharded_state_dict()
     dist_checkpointing.save(
-        common_state(args, 20, {}) | {"model": weights}, str(other), PlainSaveStrategy(lambda: None)
+        common_state(args, 20, {"num_steps": 40}, []) | {"model": weights},
+        str(other),
+        PlainSaveStrategy(lambda: None),
     )
     with pytest.raises(UserError, match="no optimizer state that can be used here"):
         check_continues(other, 20, args)

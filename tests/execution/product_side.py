@@ -14,7 +14,6 @@ from trained_stages import Job, StageTensors, save_stage
 
 from megatron_bamboo.agent.run_job import Status
 from megatron_bamboo.execution.executor import Executor
-from megatron_bamboo.model.precision import LossScale
 from megatron_bamboo.model.stage import Stage
 
 
@@ -56,12 +55,12 @@ def _recorded(job: Job, pipeline: int) -> StageTensors:
             tensors[f"loss/{step}/{number}"] = report["lm loss"].clone()
         return reports
 
-    def noted_apply(stage: Stage, gradient_norm: float, loss_scale: LossScale) -> None:
+    def noted_apply(stage: Stage, gradient_norm: float) -> None:
         for unit in stage.units.values():
             for name, parameter in unit.named_parameters():
                 gradient = unit.reduced_part(parameter).view(parameter.shape)
                 tensors[f"gradient/{current['step']}/{unit.name}/{name}"] = gradient.clone()
-        apply(stage, gradient_norm, loss_scale)
+        apply(stage, gradient_norm)
 
     Executor.forward_backward_func = noted_forward_backward  # type: ignore[method-assign]
     Stage.apply = noted_apply  # type: ignore[method-assign]
