@@ -10,6 +10,10 @@ set_up requirements.txt requirements-dev.txt
 PURE=(
     megatron_bamboo/schedule
     megatron_bamboo/planner
+    megatron_bamboo/config
+    megatron_bamboo/checkpoint/folder.py
+    megatron_bamboo/checkpoint/moments.py
+    megatron_bamboo/checkpoint/writers.py
     megatron_bamboo/membership/decision.py
     megatron_bamboo/data/samples.py
     megatron_bamboo/data/json_lines.py

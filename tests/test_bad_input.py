@@ -26,7 +26,7 @@ CASES = {
     "more stages than layers": (NODES, "--num-layers 2", "4 stages cannot share 2 layers"),
     "a batch that does not divide": (NODES, "--global-batch-size 15", "make it a multiple of 2"),
     "nodes that do not divide": (6, "", "6 nodes do not make whole pipelines of 4 stages"),
-    "an unsupported flag": (NODES, "--bf16", "--bf16: bfloat16 is not supported yet; leave"),
+    "an unsupported flag": (NODES, "--async-save", "--async-save: "),
     "an unusable data file": (NODES, "", "text.idx is not an index that Megatron wrote"),
 }
 

@@ -342,3 +342,20 @@ def test_what_a_script_adds_wrongly_is_one_line(data_files: dict[str, str]) -> N
         parse_flags(words, args_defaults={"learning_rate": 1.0})
     with pytest.raises(UserError, match=r"extra_args_provider: .*--lr"):
         parse_flags(words, lambda parser: parser.add_argument("--lr"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ("--bf16 --fp16", "--bf16 and --fp16: give one of them"),
+        ("--loss-scale 8", "--loss-scale belongs to --bf16 or --fp16"),
+        ("--bf16 --loss-scale 0", "--loss-scale must be more than 0"),
+        ("--fp16 --min-loss-scale 0", "--initial-loss-scale must not be below --min-loss-scale"),
+        ("--fp16 --initial-loss-scale 0.5", "--initial-loss-scale must not be below"),
+        ("--fp16 --initial-loss-scale inf", "--initial-loss-scale must not be below"),
+        ("--fp16 --loss-scale-window 0", "--loss-scale-window must be at least 1"),
+        ("--fp16 --hysteresis 0", "--hysteresis must be at least 1"),
+    ],
+)
+def test_precisions_that_cannot_be(data_files: dict[str, str], flags: str, line: str) -> None:
+    assert line in refusal(data_files, f"{flags} --bamboo-redundancy none", 1)

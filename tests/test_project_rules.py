@@ -11,7 +11,6 @@ ROOT = Path(__file__).parent.parent
 PURE = (
     "schedule",
     "planner",
-    "recovery",
     "membership/decision",
     "data/samples",
     "observe/events",

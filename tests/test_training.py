@@ -71,7 +71,7 @@ def test_preparing_leaves_the_jobs_shape_and_the_indices(text: Path, job_dir: Pa
     ("more", "line"),
     [
         (("--num-layers", "3"), "3 layers cannot be cut into 2 equal stages"),
-        (("--fp16",), "--fp16: float16 is not supported yet"),
+        (("--num-experts", "2"), "--num-experts: mixtures of experts is not supported yet"),
         (("--what",), "there is no flag --what"),
         (("--split", "0,1,0"), "--split must be up to three numbers"),
         (("--seq-length", "9"), "--seq-length 9 needs --max-position-embeddings"),

@@ -21,6 +21,13 @@ def test_an_iteration_reads_as_in_megatron() -> None:
     assert iteration_line(replace(REPORT, grad_norm=None), SHAPE) == line
 
 
+def test_an_iteration_with_a_scaled_loss_says_the_scale_and_whether_it_was_skipped() -> None:
+    taken = iteration_line(replace(REPORT, loss_scale=2.0**16), SHAPE)
+    assert taken.endswith("| lm loss: 7.123456E+00 | loss scale: 65536.0 | grad norm: 3.210 |")
+    skipped = iteration_line(replace(REPORT, loss_scale=2.0**16, grad_norm="inf"), SHAPE)
+    assert skipped.endswith("| grad norm: inf | skipped: the gradient overflowed |")
+
+
 def test_reports_out_of_order_are_said_in_order(tmp_path: Path) -> None:
     lines: list[str] = []
     steps: list[int] = []

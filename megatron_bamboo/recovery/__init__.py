@@ -1,1 +1,0 @@
-"""What to do after a loss, and doing it."""

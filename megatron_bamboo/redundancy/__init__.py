@@ -1,1 +1,0 @@
-"""Replicas of the successor's stage."""
