@@ -99,9 +99,12 @@ def run(args: argparse.Namespace) -> int:
                 say(f"job folder: {job_dir}")
                 outcome = run_job(spec, forked_node(spawned_worker(command)), say, advance)
         except KeyboardInterrupt:
-            print("bamboo run: interrupted; all nodes have ended", file=sys.stderr)
+            print("bamboo run: interrupted; nothing is left running", file=sys.stderr)
             return Status.INTERRUPTED
-    _explain(outcome, job_dir)
+    if outcome.status is Status.FINISHED:
+        _print(_last_line(shape, outcome, job_dir))
+    else:
+        _explain(outcome, job_dir)
     return outcome.status
 
 
@@ -243,10 +246,13 @@ def _print(line: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _last_line(shape: JobShape, outcome: Outcome, job_dir: Path) -> str:
+    lost = f", nodes lost on the way: {len(outcome.lost)}" if outcome.lost else ""
+    return f"finished: iteration {shape.train_iters} of {shape.train_iters}{lost}; see {job_dir}"
+
+
 def _explain(outcome: Outcome, job_dir: Path) -> None:
     """Say why a job did not just finish, with the last words of workers that ended themselves."""
-    if outcome.status is Status.FINISHED:
-        return
     suspects = [node for node, cause in outcome.lost if "its worker ended" in cause]
     for node in suspects[:SHOWN_LOGS]:
         log = job_dir / "logs" / f"{node}.log"

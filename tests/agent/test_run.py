@@ -37,6 +37,8 @@ def test_an_undisturbed_job_says_each_iteration_once(launch: Launch) -> None:
     ]
     assert launch.err == ""
     assert launch.events("loss") == []
+    last = launch.out.splitlines()[-1]
+    assert last == f"finished: iteration 4 of 4; see {launch.job_dir}"
 
 
 def test_an_injected_loss_is_taken_over_in_the_same_job(launch: Launch) -> None:
@@ -53,6 +55,7 @@ def test_an_injected_loss_is_taken_over_in_the_same_job(launch: Launch) -> None:
     assert {e["source"] for e in after if e["action"].startswith("1.0")} == {"node0", "node4"}
     by_node = {(e["source"], e["pid"]) for e in launch.events("action")}
     assert len(by_node) == 6, "a survivor was started anew"
+    assert "\nfinished: iteration 4 of 4, nodes lost on the way: 1; see " in launch.out
 
 
 def test_a_node_killed_from_outside_is_taken_over(launch: Launch) -> None:
@@ -205,7 +208,7 @@ def test_an_interrupt_leaves_no_process_behind(launch: Launch, kind: signal.Sign
     assert len(processes_of(launch.groups())) == 6
     launch.process.send_signal(kind)
     launch.wait(130)
-    assert launch.err == "bamboo run: interrupted; all nodes have ended\n"
+    assert launch.err == "bamboo run: interrupted; nothing is left running\n"
 
 
 def test_an_interrupt_while_preparing_ends_the_script(launch: Launch) -> None:
