@@ -9,10 +9,14 @@ turn is not counted: it finds the other side's data in the caches.
 
     python benchmarks/throughput.py                 # about ten minutes on two cores
     python benchmarks/throughput.py --stages 2 --chunks 1 --profile
+    taskset -c 1 python benchmarks/throughput.py    # where others compute too: see below
 
 A step's time is from the moment when the last rank had ended the step before until the last one
-ended it. The ratio is their median time over ours, so above 1 ours is faster; behind it 95 % of
-the ratios that drawing the pairs anew gives (bootstrap).
+ended it. The ratio is their median time over ours, so above 1 ours is faster; in brackets 95 % of
+the ratios that drawing the pairs anew gives (bootstrap). The second ratio is that of the
+processor's time, all threads of all ranks together. On a machine that others use, the scheduler
+may give one side's ranks a processor together and the other's one each, for as long as they live;
+kept to one processor, both sides have the same, and the ratios are those of the work to do.
 """
 
 import argparse
@@ -153,6 +157,9 @@ def started(training: Training, turns: Turns, with_parts: bool) -> Iterator[None
             process.join(END_SECONDS)
         ended = [process.exitcode for process in processes]
         assert set(ended) == {0}, f"the processes ended with {ended}"
+    except OSError:
+        sys.stderr.writelines(log.read_text() for log in training.job_dir.glob("logs/*.log"))
+        raise
     finally:
         for process in processes:
             process.kill()

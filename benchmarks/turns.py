@@ -4,12 +4,19 @@ Each rank's process asks for leave before a step and says when it was over. A ra
 not waits in a read of a local socket, and uses no processor.
 """
 
-import json
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
+from typing import Any
+
+from megatron_bamboo.membership.frames import encode_frame, receive_frame, set_deadline
+
+# For ranks to start, for all steps of a turn, and for all turns of the other side.
+START_SECONDS = 120.0
+TURN_SECONDS = 600.0
+IDLE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +33,9 @@ class Rank:
     """A rank's end, in its own process."""
 
     def __init__(self, address: Path, side: str, number: int) -> None:
-        self._link = Client(str(address), "AF_UNIX")
-        _send(self._link, [side, number])
+        self._link = socket.socket(socket.AF_UNIX)
+        self._link.connect(str(address))
+        _send(self._link, {"side": side, "number": number})
         self._left = 0
         self._steps: list[Step] = []
         self._processor = 0.0
@@ -35,7 +43,7 @@ class Rank:
     def await_turn(self) -> None:
         """Return when the next step may begin."""
         if self._left == 0:
-            self._left = int(_receive(self._link))
+            self._left = int(_receive(self._link, IDLE_SECONDS)["steps"])
         self._processor = time.process_time()
 
     def step_is_over(
@@ -46,7 +54,7 @@ class Rank:
         self._steps.append(Step(time.monotonic(), used, tuple(losses), parts or {}))
         self._left -= 1
         if self._left == 0:
-            _send(self._link, [asdict(step) for step in self._steps])
+            _send(self._link, {"steps": [asdict(step) for step in self._steps]})
             self._steps.clear()
 
 
@@ -54,35 +62,48 @@ class Turns:
     """Says whose turn it is."""
 
     def __init__(self, address: Path) -> None:
-        self._listener = Listener(str(address), "AF_UNIX")
-        self._links: dict[str, dict[int, Connection]] = {}
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(address))
+        self._listener.listen()
+        self._links: dict[str, dict[int, socket.socket]] = {}
 
     def await_ranks(self, side: str, num_ranks: int) -> None:
-        """Wait until all ranks of a side are ready to train."""
+        """Wait until all ranks of a side are ready to train.
+
+        Raises:
+            TimeoutError: one is not.
+        """
+        until = time.monotonic() + START_SECONDS
         while len(self._links.setdefault(side, {})) < num_ranks:
-            link = self._listener.accept()
-            name, number = _receive(link)
-            self._links.setdefault(name, {})[number] = link
+            set_deadline(self._listener, until)
+            link, _ = self._listener.accept()
+            hello = _receive(link, START_SECONDS)
+            self._links.setdefault(hello["side"], {})[hello["number"]] = link
 
     def run(self, side: str, num_steps: int) -> list[list[Step]]:
-        """Let one side run some steps; by step and rank."""
+        """Let one side run some steps; by step and rank.
+
+        Raises:
+            OSError: a rank has ended, or takes too long.
+        """
         links = self._links[side]
         for link in links.values():
-            _send(link, num_steps)
-        by_rank = [
-            [Step(**{**step, "losses": tuple(step["losses"])}) for step in _receive(links[number])]
-            for number in sorted(links)
-        ]
-        return [list(ranks) for ranks in zip(*by_rank, strict=True)]
+            _send(link, {"steps": num_steps})
+        by_rank = [_receive(links[number], TURN_SECONDS)["steps"] for number in sorted(links)]
+        return [list(map(_step_of, ranks)) for ranks in zip(*by_rank, strict=True)]
 
     def close(self) -> None:
         """Hear no one any more."""
         self._listener.close()
 
 
-def _send(link: Connection, message: object) -> None:
-    link.send_bytes(json.dumps(message).encode())
+def _step_of(values: Mapping[str, Any]) -> Step:
+    return Step(**{**values, "losses": tuple(values["losses"])})
 
 
-def _receive(link: Connection) -> object:
-    return json.loads(link.recv_bytes())
+def _send(link: socket.socket, message: Mapping[str, Any]) -> None:
+    link.sendall(encode_frame(message))
+
+
+def _receive(link: socket.socket, seconds: float) -> dict[str, Any]:
+    return receive_frame(link, time.monotonic() + seconds)

@@ -11,6 +11,7 @@ SMALL = ("--layers", "2", "--hidden", "16", "--sequence", "8", "--microbatches",
 
 
 @pytest.mark.multiprocess
+@pytest.mark.timeout(240)
 def test_both_tables_have_all_rows_and_both_sides_the_same_losses() -> None:
     options = ["--stages", "2", "--chunks", "1", "--pairs", "2", "--steps", "1", "--profile"]
     result = subprocess.run(
