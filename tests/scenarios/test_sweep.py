@@ -1,5 +1,6 @@
 """A sweep goes on where it was ended, and a moment that never came is a failure."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,11 @@ GOOD = Moment(SHAPE, Redundancy.BUBBLE, 0, Action.parse("1.1B0"))
 NEVER_COMES = Moment(SHAPE, Redundancy.BUBBLE, 0, Action.parse("1.1SEND_F0"))
 
 
-def test_what_was_run_is_not_run_again_and_what_never_came_has_failed(tmp_path: Path) -> None:
+def test_what_was_run_is_not_run_again_and_what_never_came_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where the sweep keeps the folders of failed runs.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     results = Results(tmp_path / "results.jsonl", "code")
     assert verdict([GOOD, NEVER_COMES], results) == ("planned 2 run 0 failed 0", False)
     assert list(sweep([GOOD], results, 1)) == ["planned 1, of which 0 were run before"]
