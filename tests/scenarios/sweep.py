@@ -64,28 +64,24 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def sweep(moments: Sequence[Moment], results: Results, num_jobs: int) -> Iterator[str]:
+def sweep(
+    moments: Sequence[Moment], results: Results, runner: ScenarioRunner, num_jobs: int
+) -> Iterator[str]:
     """Run the moments that have no good result yet; yields what to say."""
     good = {name for name, result in results.read().items() if not result.complaints}
     left = [moment for moment in moments if str(moment) not in good]
     yield f"planned {len(moments)}, of which {len(moments) - len(left)} were run before"
-    if not left:
-        return
-    runner = ScenarioRunner(Path(tempfile.mkdtemp(prefix="bamboo-sweep-")))
-    try:
-        for shape in sorted({moment.shape for moment in left}, key=str):
-            runner.undisturbed(shape)
-        with ThreadPoolExecutor(num_jobs) as pool:
-            futures = {pool.submit(_timed, runner, moment): moment for moment in left}
-            for number, future in enumerate(as_completed(futures), start=1):
-                seconds, complaints = future.result()
-                results.add(futures[future], seconds, complaints)
-                if complaints:
-                    yield f"FAILED {futures[future]}\n" + "\n".join(complaints)
-                elif number % 25 == 0:
-                    yield f"{number} of {len(left)}"
-    finally:
-        runner.close()
+    for shape in sorted({moment.shape for moment in left}, key=str):
+        runner.undisturbed(shape)
+    with ThreadPoolExecutor(num_jobs) as pool:
+        futures = {pool.submit(_timed, runner, moment): moment for moment in left}
+        for number, future in enumerate(as_completed(futures), start=1):
+            seconds, complaints = future.result()
+            results.add(futures[future], seconds, complaints)
+            if complaints:
+                yield f"FAILED {futures[future]}\n" + "\n".join(complaints)
+            elif number % 25 == 0:
+                yield f"{number} of {len(left)}"
 
 
 def _timed(runner: ScenarioRunner, moment: Moment) -> tuple[float, list[str]]:
@@ -119,9 +115,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     moments = moments_of(args.part)
     path = args.results or ROOT / "runs" / f"sweep-{args.part}.jsonl"
     results = Results(path, code_digest())
-    for text in sweep(moments, results, args.jobs):
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+    runner = ScenarioRunner(Path(tempfile.mkdtemp(prefix="bamboo-sweep-")))
+    try:
+        for text in sweep(moments, results, runner, args.jobs):
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+    finally:
+        runner.close()
     text, is_good = verdict(moments, results)
     sys.stdout.write(text + "\n")
     return 0 if is_good else 1

@@ -1,10 +1,10 @@
 """A sweep goes on where it was ended, and a moment that never came is a failure."""
 
-import tempfile
 from pathlib import Path
 
 import pytest
 from moments import Moment
+from scenario_runner import ScenarioRunner
 from sweep import Results, sweep, verdict
 from tiny_gpt import Shape
 
@@ -20,16 +20,15 @@ NEVER_COMES = Moment(SHAPE, Redundancy.BUBBLE, 0, Action.parse("1.1SEND_F0"))
 
 
 def test_what_was_run_is_not_run_again_and_what_never_came_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scenarios: ScenarioRunner, tmp_path: Path
 ) -> None:
-    # Where the sweep keeps the folders of failed runs.
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     results = Results(tmp_path / "results.jsonl", "code")
     assert verdict([GOOD, NEVER_COMES], results) == ("planned 2 run 0 failed 0", False)
-    assert list(sweep([GOOD], results, 1)) == ["planned 1, of which 0 were run before"]
+    said = list(sweep([GOOD], results, scenarios, 1))
+    assert said == ["planned 1, of which 0 were run before"]
     assert verdict([GOOD], results) == ("planned 1 run 1 failed 0", True)
 
-    said = list(sweep([GOOD, NEVER_COMES], results, 1))
+    said = list(sweep([GOOD, NEVER_COMES], results, scenarios, 1))
     assert said[0] == "planned 2, of which 1 were run before"
     assert "never came to --inject node1@iter2:1.1SEND_F0" in said[1]
     assert verdict([GOOD, NEVER_COMES], results) == ("planned 2 run 2 failed 1", False)
