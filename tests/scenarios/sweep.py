@@ -64,24 +64,27 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+def without_good_result(moments: Sequence[Moment], results: Results) -> list[Moment]:
+    """What is still to be run."""
+    good = {name for name, result in results.read().items() if not result.complaints}
+    return [moment for moment in moments if str(moment) not in good]
+
+
 def sweep(
     moments: Sequence[Moment], results: Results, runner: ScenarioRunner, num_jobs: int
 ) -> Iterator[str]:
-    """Run the moments that have no good result yet; yields what to say."""
-    good = {name for name, result in results.read().items() if not result.complaints}
-    left = [moment for moment in moments if str(moment) not in good]
-    yield f"planned {len(moments)}, of which {len(moments) - len(left)} were run before"
-    for shape in sorted({moment.shape for moment in left}, key=str):
+    """Run these moments; yields what to say."""
+    for shape in sorted({moment.shape for moment in moments}, key=str):
         runner.undisturbed(shape)
     with ThreadPoolExecutor(num_jobs) as pool:
-        futures = {pool.submit(_timed, runner, moment): moment for moment in left}
+        futures = {pool.submit(_timed, runner, moment): moment for moment in moments}
         for number, future in enumerate(as_completed(futures), start=1):
             seconds, complaints = future.result()
             results.add(futures[future], seconds, complaints)
             if complaints:
                 yield f"FAILED {futures[future]}\n" + "\n".join(complaints)
             elif number % 25 == 0:
-                yield f"{number} of {len(left)}"
+                yield f"{number} of {len(moments)}"
 
 
 def _timed(runner: ScenarioRunner, moment: Moment) -> tuple[float, list[str]]:
@@ -115,16 +118,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     moments = moments_of(args.part)
     path = args.results or ROOT / "runs" / f"sweep-{args.part}.jsonl"
     results = Results(path, code_digest())
+    left = without_good_result(moments, results)
+    _say(f"planned {len(moments)}, of which {len(moments) - len(left)} were run before")
+    if left:
+        _run(left, results, args.jobs)
+    text, is_good = verdict(moments, results)
+    _say(text)
+    return 0 if is_good else 1
+
+
+def _run(moments: Sequence[Moment], results: Results, num_jobs: int) -> None:
     runner = ScenarioRunner(Path(tempfile.mkdtemp(prefix="bamboo-sweep-")))
     try:
-        for text in sweep(moments, results, runner, args.jobs):
-            sys.stdout.write(text + "\n")
-            sys.stdout.flush()
+        for text in sweep(moments, results, runner, num_jobs):
+            _say(text)
     finally:
         runner.close()
-    text, is_good = verdict(moments, results)
+
+
+def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
-    return 0 if is_good else 1
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
