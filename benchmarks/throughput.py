@@ -104,7 +104,7 @@ class Measured:
         """Its rows of the profile."""
         for part, seconds in self.profile.items():
             shape = (str(self.num_stages), str(self.num_chunks))
-            yield (*shape, part, f"{seconds[THEIRS]:.4f}", f"{seconds[OURS]:.4f}")
+            yield (*shape, part, f"{seconds[THEIRS]:.5f}", f"{seconds[OURS]:.5f}")
 
 
 def quartiles(values: Sequence[float]) -> str:

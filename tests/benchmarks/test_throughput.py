@@ -25,6 +25,8 @@ def test_both_tables_have_all_rows_and_both_sides_the_same_losses() -> None:
     assert float(shape[-1]) < 1e-5
     parts = {row[2]: [float(cell) for cell in row[3:]] for row in map(cells, profile[2:])}
     assert len(parts) == 9
+    # A rank begins its step a little before the last one has ended the step before.
+    del parts["all else"]
     # Whatever part has no time on one side or the other is not counted there.
     assert all(min(seconds) > 0 for seconds in parts.values()), parts
 
