@@ -14,6 +14,7 @@ with quiet_megatron_import():
     from megatron.core.pipeline_parallel import schedules
 
     from megatron_bamboo.execution.megatron_schedule import MegatronSchedule
+    from megatron_bamboo.model import cpu
 
 _NAME = "get_forward_backward_func"
 
@@ -53,6 +54,7 @@ def patch(timeout: timedelta = timedelta(minutes=10)) -> Patch:
     """Let ``get_forward_backward_func`` return this project's schedule, until it is undone.
 
     For Megatron's own training loop, on its own groups; a model in one stage is Megatron's to run.
+    On a machine without a GPU, torch answers for CUDA with the CPU from then on.
 
     Args:
         timeout: the longest wait for a neighbour's message.
@@ -63,6 +65,7 @@ def patch(timeout: timedelta = timedelta(minutes=10)) -> Patch:
     megatrons = getattr(schedules, _NAME)
     if getattr(megatrons, "is_megatron_bamboos", False):
         raise RuntimeError("get_forward_backward_func is patched already: undo() that patch first")
+    cpu.install()
     schedule = MegatronSchedule(timeout)
 
     def get_forward_backward_func(

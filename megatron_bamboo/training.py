@@ -4,10 +4,10 @@
 before any worker exists; then on every node, to train (``worker.py``).
 """
 
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +25,7 @@ with quiet_megatron_import():
 
     from megatron_bamboo.checkpoint.common import plain_args
     from megatron_bamboo.checkpoint.start import prepare_checkpoints
+    from megatron_bamboo.data.fingerprint import fingerprint
     from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
     from megatron_bamboo.execution.errors import TrainingError
     from megatron_bamboo.model import cpu
@@ -72,8 +73,6 @@ __all__ = (
 
 USER_ERROR_STATUS = 2
 TRAINING_ERROR_STATUS = 1
-
-logger = logging.getLogger(__name__)
 
 
 def pretrain(
@@ -176,9 +175,10 @@ def _profile(script: Script, options: Options, layout: Layout) -> None:
 
 def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) -> None:
     """Check the data, build its indices, and tell the launcher the job's shape."""
-    samples = prepare_data(script.datasets, options, layout)
-    logger.info("%d training samples", samples)
-    start = prepare_checkpoints(options.checkpoint, plain_args(get_args()))
+    dataset = prepare_data(script.datasets, options, layout)
+    start = prepare_checkpoints(
+        options.checkpoint, plain_args(get_args()), partial(fingerprint, dataset)
+    )
     for note in start.notes:
         sys.stdout.write(f"{Path(sys.argv[0]).name}: {note}\n")
     JobShape(

@@ -16,6 +16,7 @@ from megatron_bamboo.agent.environment import WorkerEnvironment
 from megatron_bamboo.checkpoint.checkpoints import Checkpoints
 from megatron_bamboo.checkpoint.common import plain_args
 from megatron_bamboo.config import Layout, Options, read_costs
+from megatron_bamboo.data.fingerprint import fingerprint
 from megatron_bamboo.data.gpt_dataset import read_microbatch
 from megatron_bamboo.data.samples import microbatch_samples
 from megatron_bamboo.execution.commit import CommitLayout, to_hex, unit_parts
@@ -102,6 +103,7 @@ class Worker:
             self._stages,
             self._scheduler,
             self._loss_scale,
+            lambda num_samples: fingerprint(self._dataset, num_samples),
             self._events,
         )
         self._ledger = CommitLedger(node)

@@ -349,7 +349,8 @@ def test_what_a_script_adds_wrongly_is_one_line(data_files: dict[str, str]) -> N
     [
         ("--bf16 --fp16", "--bf16 and --fp16: give one of them"),
         ("--loss-scale 8", "--loss-scale belongs to --bf16 or --fp16"),
-        ("--bf16 --loss-scale 0", "--loss-scale must be more than 0"),
+        ("--bf16 --loss-scale 1e-40", "--loss-scale must be between"),
+        ("--fp16 --loss-scale 1e39", "--loss-scale must be between"),
         ("--fp16 --min-loss-scale 0", "--initial-loss-scale must not be below --min-loss-scale"),
         ("--fp16 --initial-loss-scale 0.5", "--initial-loss-scale must not be below"),
         ("--fp16 --initial-loss-scale inf", "--initial-loss-scale must not be below"),
@@ -359,3 +360,20 @@ def test_what_a_script_adds_wrongly_is_one_line(data_files: dict[str, str]) -> N
 )
 def test_precisions_that_cannot_be(data_files: dict[str, str], flags: str, line: str) -> None:
     assert line in refusal(data_files, f"{flags} --bamboo-redundancy none", 1)
+
+
+def test_all_flags_that_are_not_supported_are_named_at_once(data_files: dict[str, str]) -> None:
+    flags = "--num-experts 2 --use-distributed-optimizer --context-parallel-size 2"
+    with pytest.raises(UserError) as raised:
+        read(data_files, flags)
+    for flag in ("--num-experts", "--use-distributed-optimizer", "--context-parallel-size"):
+        assert f"{flag} (" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "flag", ["--log-interval 1", "--context-parallel-size 1", "--eval-iters 0"]
+)
+def test_a_flag_that_asks_for_what_happens_anyway_is_taken(
+    data_files: dict[str, str], flag: str
+) -> None:
+    assert read(data_files, flag) == read(data_files)

@@ -105,13 +105,19 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start a program that dies with this process."""
     parent = os.getpid()
-    return subprocess.Popen(
-        command,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        start_new_session=new_session,
-        preexec_fn=lambda: _die_with(parent),
-    )
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+        _die_with(parent)
+
+    with blocked_interrupts():
+        return subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            start_new_session=new_session,
+            preexec_fn=prepare,
+        )
 
 
 def fork(main: Callable[[], int]) -> int:
@@ -119,9 +125,11 @@ def fork(main: Callable[[], int]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        _run_and_exit(main, parent)
+    # Python swallows what a signal raises in the hooks that run around a fork.
+    with blocked_interrupts():
+        pid = os.fork()
+        if pid == 0:
+            _run_and_exit(main, parent)
     return pid
 
 
@@ -150,6 +158,7 @@ def _forget_parent() -> None:
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 

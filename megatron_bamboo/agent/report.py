@@ -87,7 +87,7 @@ def iteration_line(report: StepReport, shape: JobShape) -> str:
         f"lm loss: {float.fromhex(report.loss):.6E}",
     ]
     if report.loss_scale != 1.0:
-        parts.append(f"loss scale: {report.loss_scale:.1f}")
+        parts.append(f"loss scale: {report.loss_scale:g}")
     if report.grad_norm is not None:
         norm = float.fromhex(report.grad_norm)
         parts.append(f"grad norm: {norm:.3f}")

@@ -154,7 +154,7 @@ def _take_job_dir(job_dir: Path) -> None:
     # A job file alone was left by options that were refused.
     traces = (LOSSES_FILE, "events", "logs", "state")
     if any((job_dir / name).exists() for name in traces):
-        raise UserError(f"{job_dir} already holds a run: give another --job-dir")
+        raise UserError(f"{job_dir} already holds a run: give another --job-dir, or none")
     job_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=job_dir):
         pass

@@ -10,7 +10,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from megatron_bamboo.agent.environment import WorkerEnvironment
 from megatron_bamboo.checkpoint.child import Failure
-from megatron_bamboo.checkpoint.common import common_state, read_counters
+from megatron_bamboo.checkpoint.common import Fingerprint, common_state, read_counters
 from megatron_bamboo.checkpoint.folder import step_folder
 from megatron_bamboo.checkpoint.moments import BeforeFault
 from megatron_bamboo.checkpoint.saving import Follower, Saved, Saver, SaverParts
@@ -29,6 +29,7 @@ class Checkpoints:
 
     Args:
         args: the options as a checkpoint holds them.
+        fingerprint: tells the order of the first samples.
         events: where outcomes are logged.
     """
 
@@ -41,6 +42,7 @@ class Checkpoints:
         stages: Mapping[int, Stage],
         scheduler: OptimizerParamScheduler,
         loss_scale: LossScale,
+        fingerprint: Fingerprint,
         events: EventLog,
     ) -> None:
         self._options = options.checkpoint
@@ -50,6 +52,7 @@ class Checkpoints:
         self._stages = stages
         self._scheduler = scheduler
         self._loss_scale = loss_scale
+        self._fingerprint = fingerprint
         self._events = events
         self._saver: Saver | None = None
         if options.checkpoint.save is not None:
@@ -77,8 +80,8 @@ class Checkpoints:
         if step > 0:
             assert self._options.load is not None
             folder = step_folder(Path(self._options.load), step)
-            counters = read_counters(folder)
             try:
+                counters = read_counters(folder)
                 for stage in self._stages.values():
                     load_stage(stage, str(folder), counters.num_applied)
             except LOAD_ERRORS as error:
@@ -114,7 +117,9 @@ class Checkpoints:
 
     def _state_of(self, step: int, stages: Sequence[int]) -> dict[str, Any]:
         loss_scale = self._loss_scale.state().tolist()
-        common = common_state(self._args, step, self._scheduler.state_dict(), loss_scale)
+        common = common_state(
+            self._args, step, self._scheduler.state_dict(), loss_scale, self._fingerprint
+        )
         return common | sharded_state([self._stages[number] for number in stages])
 
     def _make_before(self) -> BeforeFault:

@@ -7,6 +7,7 @@ must what decides which samples come next (invariant 1).
 
 import pickle
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from megatron_bamboo.checkpoint.state import OPTIMIZER_PREFIX
 from megatron_bamboo.errors import UserError
+
+Fingerprint = Callable[[int], str]
+"""From a number of samples to what tells their order (see ``data/fingerprint.py``)."""
 
 CHECKPOINT_VERSION = 3.0
 """Megatron's number for how it orders the rows of attention's weights today."""
@@ -31,13 +35,14 @@ _MODEL = {
     "position_embedding_type": "--position-embedding-type",
     "untie_embeddings_and_output_weights": "--untie-embeddings-and-output-weights",
     "normalization": "--normalization",
+    "norm_epsilon": "--norm-epsilon",
     "add_bias_linear": "--disable-bias-linear",
     "bf16": "--bf16",
     "fp16": "--fp16",
 }
 # What reading a damaged file may end with.
 _UNPICKLING_ERRORS = (
-    *(RuntimeError, pickle.UnpicklingError, EOFError, ValueError, TypeError),
+    *(RuntimeError, pickle.UnpicklingError, EOFError, ValueError, TypeError, MemoryError),
     *(KeyError, IndexError, AttributeError, ImportError),
 )
 _SAMPLES = {"seed": "--seed", "seq_length": "--seq-length", "split": "--split"}
@@ -50,21 +55,28 @@ def plain_args(args: Namespace) -> Namespace:
 
 
 def common_state(
-    args: Namespace, step: int, scheduler: dict[str, Any], loss_scale: list[float]
+    args: Namespace,
+    step: int,
+    scheduler: dict[str, Any],
+    loss_scale: list[float],
+    fingerprint: Fingerprint,
 ) -> dict[str, Any]:
     """What all writers agree on and the lead writes.
 
     Args:
         scheduler: its state; it has not moved in steps that were skipped.
         loss_scale: what decides the scales to come, nothing where none is used.
+        fingerprint: tells the order of the first samples.
     """
     applied = scheduler["num_steps"] // args.global_batch_size
-    samples = {"iteration": step, "consumed_train_samples": step * args.global_batch_size}
+    consumed = step * args.global_batch_size
+    samples = {"iteration": step, "consumed_train_samples": consumed}
     return {
         "iteration": step,
         "checkpoint_version": CHECKPOINT_VERSION,
         "args": Namespace(**vars(args) | samples),
         "opt_param_scheduler": scheduler,
+        "samples_fingerprint": fingerprint(consumed),
         "optimizer": {"state": {"common_step": applied}, "loss_scale": loss_scale},
     }
 
@@ -84,8 +96,11 @@ def read_counters(folder: Path) -> Counters:
     return Counters(optimizer["state"]["common_step"], tuple(optimizer["loss_scale"]))
 
 
-def check_continues(folder: Path, step: int, args: Namespace) -> None:
+def check_continues(folder: Path, step: int, args: Namespace, fingerprint: Fingerprint) -> None:
     """Check that a run with these options may go on from a checkpoint.
+
+    Args:
+        fingerprint: tells the order of this run's first samples.
 
     Raises:
         UserError: it is damaged, is not of that step, or of another model or order of samples.
@@ -101,6 +116,12 @@ def check_continues(folder: Path, step: int, args: Namespace) -> None:
             raise UserError(f"{flag}: {folder} was saved with {name} {was}, not {now}: give {was}")
     _check_vocabulary(folder, saved, args)
     _check_samples(folder, step, saved, args)
+    if common.get("samples_fingerprint") != fingerprint(step * args.global_batch_size):
+        raise UserError(
+            f"{folder} has seen other samples, or in another order, than this run would have: give "
+            "the same --data-path, and with data that are gone through more than once the same "
+            "--train-iters"
+        )
 
 
 def _is_plain(value: Any) -> bool:

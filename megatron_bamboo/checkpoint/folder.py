@@ -90,7 +90,7 @@ def claim(root: Path, start_step: int) -> list[Path]:
     if newest is not None and newest > start_step:
         raise UserError(
             f"--save {root} holds step {newest}, but this run starts from step {start_step} and "
-            "would write over it: give --load with the same folder, or --save with another"
+            "would write over it: --load the same folder without --ckpt-step, or --save to another"
         )
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_bamboo.checkpoint.common import check_continues
+from megatron_bamboo.checkpoint.common import Fingerprint, check_continues
 from megatron_bamboo.checkpoint.folder import (
     TRACKER,
     check_whole,
@@ -24,11 +24,14 @@ class Start:
     notes: tuple[str, ...]
 
 
-def prepare_checkpoints(options: CheckpointOptions, args: Namespace) -> Start:
+def prepare_checkpoints(
+    options: CheckpointOptions, args: Namespace, fingerprint: Fingerprint
+) -> Start:
     """Check the checkpoint to go on from, and get the folder to save in ready.
 
     Args:
         args: this run's options as a checkpoint would hold them.
+        fingerprint: tells the order of this run's first samples.
 
     Raises:
         UserError: with one line that says how to mend it.
@@ -40,7 +43,7 @@ def prepare_checkpoints(options: CheckpointOptions, args: Namespace) -> Start:
         if step == 0:
             notes.append(f"--load {options.load} holds no checkpoint: training starts anew")
         else:
-            check_continues(step_folder(Path(options.load), step), step, args)
+            check_continues(step_folder(Path(options.load), step), step, args, fingerprint)
     if options.save is not None:
         aside = claim(Path(options.save), step)
         notes += [f"no tracker names it, so it was set aside: {path}" for path in aside]

@@ -34,6 +34,7 @@ OPTIMIZER_PREFIX = "optimizer.state."
 # What reading a checkpoint that is damaged may end with; torch's own is no Exception.
 LOAD_ERRORS = (
     *(OSError, RuntimeError, KeyError, ValueError, EOFError, pickle.UnpicklingError),
+    *(TypeError, AttributeError, IndexError, MemoryError),
     *(CheckpointingException, CheckpointException),
 )
 

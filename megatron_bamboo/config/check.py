@@ -23,6 +23,8 @@ from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.schedule.schedule import MAX_CHUNKS, MAX_MICROBATCHES, MAX_STAGES
 
 LARGEST_SIZE = 2**31 - 1
+# Beyond, float32 could not hold what is scaled and unscaled.
+LEAST_LOSS_SCALE, LARGEST_LOSS_SCALE = 2.0**-40, 2.0**60
 # Below, a wait rounds to nothing; above, it is no wait that anyone means.
 SHORTEST_TIMEOUT_MINUTES, LONGEST_TIMEOUT_MINUTES = 0.01, 7 * 24 * 60
 
@@ -279,14 +281,19 @@ def _check_precision(precision: PrecisionOptions) -> None:
         precision.initial_loss_scale,
         precision.loss_scale,
     )
-    if not 0.0 < lowest <= first < math.inf:
-        raise UserError("--initial-loss-scale must not be below --min-loss-scale, and that above 0")
+    if not LEAST_LOSS_SCALE <= lowest <= first <= LARGEST_LOSS_SCALE:
+        raise UserError(
+            "--initial-loss-scale must not be below --min-loss-scale, and both between "
+            f"{LEAST_LOSS_SCALE:g} and {LARGEST_LOSS_SCALE:g}"
+        )
     if constant is None:
         return
     if not (precision.bf16 or precision.fp16):
         raise UserError("--loss-scale belongs to --bf16 or --fp16: leave it out")
-    if not 0.0 < constant < math.inf:
-        raise UserError("--loss-scale must be more than 0")
+    if not LEAST_LOSS_SCALE <= constant <= LARGEST_LOSS_SCALE:
+        raise UserError(
+            f"--loss-scale must be between {LEAST_LOSS_SCALE:g} and {LARGEST_LOSS_SCALE:g}"
+        )
 
 
 def _check_learning_rate(options: Options) -> None:

@@ -52,6 +52,15 @@ UNSUPPORTED: Mapping[str, str] = {
 }
 
 
+# Values of these with which nothing else would be trained.
+HARMLESS: Mapping[str, list[str]] = {
+    "--context-parallel-size": ["1"],
+    "--expert-model-parallel-size": ["1"],
+    "--log-interval": ["1"],
+    "--eval-iters": ["0"],
+}
+_REFUSED = "refused flags"
+
 ExtraArgsProvider = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 """Megatron's: adds a script's own flags to the parser and gives it back."""
 
@@ -91,6 +100,8 @@ def parse_flags(
     if unknown:
         raise UserError(_unknown_flag(unknown[0], parser))
     values = vars(known)
+    if refused := values.pop(_REFUSED, None):
+        raise UserError(_refusal(list(dict.fromkeys(refused))))
     options = Options(
         **{
             name: option_class(**{f.name: values[f.name] for f in dataclasses.fields(option_class)})
@@ -128,9 +139,25 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Refuse(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+    """Notes a flag that is not supported, unless its value asks for what happens anyway."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         flag = self.option_strings[0]
-        parser.error(f"{flag}: {UNSUPPORTED[flag]} is not supported yet; leave the flag out")
+        if list(values) != HARMLESS.get(flag):
+            setattr(namespace, _REFUSED, [*getattr(namespace, _REFUSED, []), flag])
+
+
+def _refusal(flags: Sequence[str]) -> str:
+    if len(flags) == 1:
+        return f"{flags[0]}: {UNSUPPORTED[flags[0]]} is not supported yet; leave the flag out"
+    each = ", ".join(f"{flag} ({UNSUPPORTED[flag]})" for flag in flags)
+    return f"not supported yet, leave these flags out: {each}"
 
 
 def _unknown_flag(word: str, parser: argparse.ArgumentParser) -> str:

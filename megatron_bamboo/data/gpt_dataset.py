@@ -52,8 +52,8 @@ class TrainDataOptions:
 
 def prepare_train_dataset(
     options: TrainDataOptions, tokenizer: GPT2BPETokenizer, open_dataset: OpenDataset
-) -> int:
-    """Check the data and build its indices unless they are there; the number of samples.
+) -> "Dataset[Any]":
+    """Check the data, build its indices unless they are there, and open the samples.
 
     The indices are built in a scratch folder and renamed, so that a folder under its final name
     is whole even if several jobs prepare at once or one is killed.
@@ -64,7 +64,7 @@ def prepare_train_dataset(
         with _scratch_folder(folder) as scratch:
             open_dataset(scratch)
             _rename_unless_there(scratch, folder)
-    return _size(build_train_dataset(options, open_dataset))
+    return build_train_dataset(options, open_dataset)
 
 
 def build_train_dataset(options: TrainDataOptions, open_dataset: OpenDataset) -> "Dataset[Any]":
@@ -99,7 +99,13 @@ def read_microbatch(dataset: "Dataset[Any]", indices: Sequence[int]) -> Any:
 
 
 def _size(dataset: "Dataset[Any]") -> int:
-    return len(dataset)  # type: ignore[arg-type]
+    try:
+        return len(dataset)  # type: ignore[arg-type]
+    except TypeError:
+        raise UserError(
+            "the training dataset has no length: give one whose samples have numbers, as "
+            "torch.utils.data.Dataset"
+        ) from None
 
 
 @contextmanager

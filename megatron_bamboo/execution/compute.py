@@ -12,6 +12,7 @@ from torch import Tensor
 
 from megatron_bamboo.config import Layout
 from megatron_bamboo.data.replay import ReplayedIterator
+from megatron_bamboo.execution.errors import TrainingError
 from megatron_bamboo.execution.mailbox import Mailbox, Message
 from megatron_bamboo.execution.step_state import StepState
 from megatron_bamboo.model.place import set_current_stage
@@ -128,12 +129,23 @@ class Compute:
 
 
 def _loss_of(reported: Any) -> float:
-    """The loss of a microbatch from what the loss function reported: its first value.
+    """The loss of a microbatch from what the loss function reported: "lm loss" or the first value.
 
     Newer scripts report a sum and the number of tokens in it, older ones a mean.
+
+    Raises:
+        TrainingError: there is no such value.
     """
-    value = next(iter(reported.values())) if isinstance(reported, Mapping) else reported
-    if isinstance(value, (tuple, list)) or value.numel() == 2:
-        total, num_tokens = (float(part) for part in value)
-        return total / num_tokens if num_tokens else 0.0
-    return float(value)
+    try:
+        value = reported
+        if isinstance(reported, Mapping):
+            value = reported.get("lm loss", next(iter(reported.values())))
+        if isinstance(value, tuple | list) or (isinstance(value, Tensor) and value.numel() == 2):
+            total, num_tokens = (float(part) for part in value)
+            return total / num_tokens if num_tokens else 0.0
+        return float(value)
+    except (TypeError, ValueError, RuntimeError, StopIteration) as error:
+        raise TrainingError(
+            f"the loss function reported {reported!r}: it must report a loss, like "
+            '{"lm loss": tensor}'
+        ) from error

@@ -136,13 +136,15 @@ class Tail:
         Where the loss is scaled, a step whose gradient overflows is skipped and the scale lowered.
 
         Raises:
-            TrainingError: the loss or the gradient is not finite, and no scale is to blame.
+            TrainingError: the loss is not finite, for which no scale is to blame, or the gradient
+                is not and there is no scale.
         """
         vector = self._ledger.passed_vector(state.step)
         assert vector is not None, f"step {state.step} is applied before its commit"
         norm = self._layout.gradient_norm(vector) / self._loss_scale.value
         loss = self._layout.loss(vector)
-        if not (math.isfinite(norm) and math.isfinite(loss)) and not self._loss_scale.is_used:
+        may_skip = self._loss_scale.is_used and math.isfinite(loss)
+        if not (math.isfinite(norm) and math.isfinite(loss)) and not may_skip:
             raise TrainingError(
                 f"step {state.step}: the loss is {loss} and the gradient norm {norm}; "
                 "lower the learning rate or look at the data"

@@ -156,6 +156,8 @@ def _call_provider(recipe: Recipe, place: ChunkPlace) -> GPTModel:
     parameters = inspect.signature(recipe.provider).parameters
     if "pg_collection" in parameters:
         arguments["pg_collection"] = recipe.groups
+    if "vp_stage" in parameters and parameters["vp_stage"].default is inspect.Parameter.empty:
+        arguments["vp_stage"] = None
     # What a provider draws by itself must not depend on what was built before either.
     torch.manual_seed(derive_seed(recipe.seed, "provider", place.layers.start))
     with building(len(place.layers)):
@@ -175,6 +177,10 @@ def _call_provider(recipe: Recipe, place: ChunkPlace) -> GPTModel:
             "the model provider must set share_embeddings_and_output_weights as "
             "--untie-embeddings-and-output-weights says"
         )
+    if chunk.config.calculate_per_token_loss:
+        raise UserError("calculate_per_token_loss is not supported: each microbatch counts alike")
+    if chunk.config.sequence_parallel and recipe.groups.tp.size() == 1:
+        raise UserError("sequence_parallel needs --tensor-model-parallel-size 2 or more")
     return chunk
 
 
@@ -200,9 +206,14 @@ def units_of(chunk: GPTModel, place: ChunkPlace) -> dict[str, nn.ModuleDict]:
 
 
 def _check_units(chunk: GPTModel, units: dict[str, nn.ModuleDict]) -> None:
-    """UserError where a parameter would never be reduced, stepped or replicated."""
+    """UserError where something would never be reduced, stepped or replicated."""
     held = {id(parameter) for parts in units.values() for parameter in parts.parameters()}
+    for name, _buffer in chunk.named_buffers():
+        if name.partition(".")[0] not in _PARTS:
+            raise UserError(f"the model's buffer {name} would be kept by no replica: do without it")
     for name, parameter in chunk.named_parameters():
+        if not parameter.requires_grad:
+            raise UserError(f"the model's parameter {name} is frozen: that is not supported")
         if id(parameter) not in held:
             raise UserError(
                 f"the model's parameter {name} is neither in a layer nor in a module of its first "
@@ -277,8 +288,9 @@ def _own_part(whole: Tensor, parameter: nn.Parameter, tensor_group: ProcessGroup
 
 
 def _attach_dropout(chunk: GPTModel, place: ChunkPlace, dropout: DropoutSeeds) -> None:
-    # With sequence parallelism a block turns to the tracker's generator before its first layer.
-    dropout.attach("block", chunk.decoder)
+    if chunk.config.sequence_parallel:
+        # Then a block turns to the tracker's generator before its first layer.
+        dropout.attach("block", chunk.decoder)
     for unit, parts in units_of(chunk, place).items():
         for name, module in parts.items():
             if name in ("embedding", "layer"):

@@ -58,7 +58,8 @@ class LossScale:
 
     def load(self, state: Tensor) -> None:
         """Go on from what ``state`` gave."""
-        if isinstance(self._scaler, DynamicGradScaler):
+        # Of a constant scale there is none: then the dynamic one starts as it always does.
+        if isinstance(self._scaler, DynamicGradScaler) and state.numel() > 0:
             scale, growth, hysteresis = state.tolist()
             self._scaler.load_state_dict(
                 {

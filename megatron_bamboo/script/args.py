@@ -24,6 +24,8 @@ _ALWAYS: Mapping[str, Any] = {
     "context_parallel_size": 1,
     "expert_model_parallel_size": 1,
     "num_experts": None,
+    "moe_grouped_gemm": False,
+    "moe_use_legacy_grouped_gemm": False,
     "multi_latent_attention": False,
     "qk_layernorm": False,
     "mtp_num_layers": None,

@@ -17,8 +17,8 @@ from megatron_bamboo.script.providers import DatasetsProvider
 from megatron_bamboo.script.state import get_args, get_tokenizer
 
 
-def prepare_data(provider: DatasetsProvider, options: Options, layout: Layout) -> int:
-    """Check the data and build its indices; the number of samples."""
+def prepare_data(provider: DatasetsProvider, options: Options, layout: Layout) -> "Dataset[Any]":
+    """Check the data, build its indices, and open the training samples."""
     data = _data_options(options, layout)
     return prepare_train_dataset(data, get_tokenizer(), _opener(provider, data.num_samples))
 
@@ -37,9 +37,8 @@ def _opener(provider: DatasetsProvider, num_samples: int) -> OpenDataset:
         # Any worker may come to read data: a shadow, or one that shares a stage's layers.
         with first_worker():
             # Nothing is evaluated yet: no samples of the other two splits.
-            train, *_others = provider((num_samples, 0, 0))
-        dataset: Dataset[Any] | None = train
-        return dataset
+            datasets = provider((num_samples, 0, 0))
+        return datasets[0] if datasets else None
 
     return open_dataset
 

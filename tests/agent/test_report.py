@@ -23,7 +23,7 @@ def test_an_iteration_reads_as_in_megatron() -> None:
 
 def test_an_iteration_with_a_scaled_loss_says_the_scale_and_whether_it_was_skipped() -> None:
     taken = iteration_line(replace(REPORT, loss_scale=2.0**16), SHAPE)
-    assert taken.endswith("| lm loss: 7.123456E+00 | loss scale: 65536.0 | grad norm: 3.210 |")
+    assert taken.endswith("| lm loss: 7.123456E+00 | loss scale: 65536 | grad norm: 3.210 |")
     skipped = iteration_line(replace(REPORT, loss_scale=2.0**16, grad_norm="inf"), SHAPE)
     assert skipped.endswith("| grad norm: inf | skipped: the gradient overflowed |")
 

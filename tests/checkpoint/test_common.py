@@ -32,14 +32,19 @@ def root(gpt: MakeGpt, args: Namespace, tmp_path: Path) -> Path:
     """A folder with a checkpoint of step 10."""
     folder = step_folder(tmp_path / "save", STEP)
     folder.mkdir(parents=True)
-    state = common_state(args, STEP, {"num_steps": 20}, []) | sharded_state(trained(gpt()))
+    state = common_state(args, STEP, {"num_steps": 20}, [], order) | sharded_state(trained(gpt()))
     dist_checkpointing.save(state, str(folder), PlainSaveStrategy(lambda: None))
     (folder.parent / TRACKER).write_text(str(STEP))
     return folder.parent
 
 
+def order(num_samples: int) -> str:
+    """Tells the order of the samples."""
+    return f"the first {num_samples}"
+
+
 def start(root: Path, args: Namespace, **more: object) -> int:
-    return prepare_checkpoints(CheckpointOptions(load=str(root), **more), args).step
+    return prepare_checkpoints(CheckpointOptions(load=str(root), **more), args, order).step
 
 
 def changed(args: Namespace, **values: object) -> Namespace:
@@ -71,8 +76,9 @@ def test_the_tracker_says_where_to_go_on(root: Path, args: Namespace) -> None:
 def test_saving_where_something_newer_is_kept_is_refused(root: Path, args: Namespace) -> None:
     options = CheckpointOptions(save=str(root))
     with pytest.raises(UserError, match="holds step 10, but this run starts from step 0"):
-        prepare_checkpoints(options, args)
-    assert prepare_checkpoints(CheckpointOptions(save=str(root), load=str(root)), args).step == 10
+        prepare_checkpoints(options, args, order)
+    options = CheckpointOptions(save=str(root), load=str(root))
+    assert prepare_checkpoints(options, args, order).step == 10
     (root / TRACKER).write_text("5")
     step_folder(root, 10).rename(step_folder(root, 5))
     with pytest.raises(UserError, match="is not a checkpoint of step 5"):
@@ -109,7 +115,7 @@ def test_a_damaged_file_is_refused(root: Path, args: Namespace, name: str, kept:
     content = path.read_bytes()
     path.write_bytes(content[: int(kept * len(content))])
     with pytest.raises(UserError, match=rf"{name}") as raised:
-        check_continues(path.parent, STEP, args)
+        check_continues(path.parent, STEP, args, order)
     assert "\n" not in str(raised.value)
 
 
@@ -119,14 +125,20 @@ def test_a_missing_data_file_and_foreign_optimizer_state_are_refused(
     folder = step_folder(root, STEP)
     (folder / "__0_0.distcp").rename(root / "elsewhere")
     with pytest.raises(UserError, match=r"__0_0.distcp is missing"):
-        check_continues(folder, STEP, args)
+        check_continues(folder, STEP, args, order)
     other = root / "iter_0000020"
     other.mkdir()
     weights = gpt().stage(0).chunks[0].sharded_state_dict()
     dist_checkpointing.save(
-        common_state(args, 20, {"num_steps": 40}, []) | {"model": weights},
+        common_state(args, 20, {"num_steps": 40}, [], order) | {"model": weights},
         str(other),
         PlainSaveStrategy(lambda: None),
     )
     with pytest.raises(UserError, match="no optimizer state that can be used here"):
-        check_continues(other, 20, args)
+        check_continues(other, 20, args, order)
+
+
+def test_other_samples_or_another_order_are_refused(root: Path, args: Namespace) -> None:
+    options = CheckpointOptions(load=str(root))
+    with pytest.raises(UserError, match=r"has seen other samples.*--data-path.*--train-iters"):
+        prepare_checkpoints(options, args, lambda num_samples: "others")

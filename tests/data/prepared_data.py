@@ -54,7 +54,7 @@ def opener(options: TrainDataOptions, tokenizer: GPT2BPETokenizer, **more: bool)
     return open_dataset
 
 
-def prepare_train_dataset(options: TrainDataOptions, tokenizer: GPT2BPETokenizer) -> int:
+def prepare_train_dataset(options: TrainDataOptions, tokenizer: GPT2BPETokenizer) -> Any:
     """The product's function, with the script's provider."""
     return gpt_dataset.prepare_train_dataset(options, tokenizer, opener(options, tokenizer))
 

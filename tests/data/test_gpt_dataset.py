@@ -34,7 +34,7 @@ def options(prepared: Prepared, tmp_path: Path) -> TrainDataOptions:
 def test_a_microbatch_is_what_get_batch_gives(
     options: TrainDataOptions, tokenizer: GPT2BPETokenizer
 ) -> None:
-    assert prepare_train_dataset(options, tokenizer) >= 200
+    assert len(prepare_train_dataset(options, tokenizer)) >= 200
     batch = read_microbatch(build_train_dataset(options, tokenizer), range(4, 7))
     assert set(batch) == {"tokens", "labels", "loss_mask", "position_ids"}
     assert {value.shape for value in batch.values()} == {(3, 32)}

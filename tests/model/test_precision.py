@@ -38,6 +38,12 @@ def test_one_that_is_loaded_takes_the_same_course(before: str) -> None:
     assert course(one, "x..x") == course(other, "x..x")
 
 
+def test_one_that_adapts_starts_anew_after_a_constant_one() -> None:
+    scale = LossScale(FLOAT16)
+    scale.load(LossScale(PrecisionOptions(fp16=True, loss_scale=8.0)).state())
+    assert scale.value == 64.0
+
+
 @pytest.mark.parametrize(
     ("options", "value"),
     [

@@ -93,6 +93,9 @@ def test_a_parameter_that_no_unit_would_hold_is_refused(gpt: MakeGpt) -> None:
         (lambda **_: nn.Linear(1, 1), "gave a Linear: it must give Megatron-core's GPTModel"),
         (lambda **_: whole_model(), "built 4 layers for a chunk of 2"),
         (lambda **_: untied_model(), "share_embeddings_and_output_weights as --untie"),
+        (lambda **_: counting_tokens(), "calculate_per_token_loss is not supported"),
+        (lambda **_: frozen_model(), r"the model's parameter .* is frozen"),
+        (lambda **_: model_with_buffer(), "the model's buffer norm.running_mean would be kept by"),
     ],
 )
 def test_what_cannot_be_a_chunk_is_refused(
@@ -106,6 +109,24 @@ def whole_model() -> GPTModel:
     config = core_transformer_config_from_args(get_args())
     config.num_layers = 4
     return GPTModel(config, get_gpt_layer_local_spec(), 128, 16, True, False)
+
+
+def counting_tokens() -> GPTModel:
+    chunk = plain_provider(True, False)
+    chunk.config.calculate_per_token_loss = True
+    return chunk
+
+
+def frozen_model() -> GPTModel:
+    chunk = plain_provider(True, False)
+    chunk.decoder.layers[1].requires_grad_(False)
+    return chunk
+
+
+def model_with_buffer() -> GPTModel:
+    chunk = plain_provider(True, False)
+    chunk.norm = nn.BatchNorm1d(3)
+    return chunk
 
 
 def untied_model() -> GPTModel:
