@@ -33,14 +33,13 @@ class DropoutSeeds:
     tensor_rank: int = 0
     step: int = 0
     microbatch: int = 0
-    enabled: bool = True
     _hooks: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
 
     def attach(self, unit: str, module: nn.Module) -> None:
         """Draw this module's dropout from its unit's own seed."""
 
         def reseed(_module: nn.Module, _args: object) -> None:
-            if self.enabled and _module.training:
+            if _module.training:
                 seed = derive_seed(self.seed, self.step, self.microbatch, unit)
                 _seed_generators(seed, self.tensor_rank)
 

@@ -94,6 +94,7 @@ def test_a_parameter_that_no_unit_would_hold_is_refused(gpt: MakeGpt) -> None:
         (lambda **_: whole_model(), "built 4 layers for a chunk of 2"),
         (lambda **_: untied_model(), "share_embeddings_and_output_weights as --untie"),
         (lambda **_: counting_tokens(), "calculate_per_token_loss is not supported"),
+        (lambda **_: sharing_the_sequence(), "sequence_parallel needs --tensor-model-parallel"),
         (lambda **_: frozen_model(), r"the model's parameter .* is frozen"),
         (lambda **_: model_with_buffer(), "the model's buffer norm.running_mean would be kept by"),
     ],
@@ -114,6 +115,12 @@ def whole_model() -> GPTModel:
 def counting_tokens() -> GPTModel:
     chunk = plain_provider(True, False)
     chunk.config.calculate_per_token_loss = True
+    return chunk
+
+
+def sharing_the_sequence() -> GPTModel:
+    chunk = plain_provider(True, False)
+    chunk.config.sequence_parallel = True
     return chunk
 
 
