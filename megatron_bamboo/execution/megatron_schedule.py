@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core.pipeline_parallel.schedules import (
     backward_step,
     deallocate_output_tensor,
@@ -22,7 +21,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.utils import get_model_config
 from torch import Tensor, nn
 
-from megatron_bamboo.execution.stage_links import StageLinks
+from megatron_bamboo.execution.stage_links import StageLinks, links_over
 from megatron_bamboo.model.place import set_current_chunk
 from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.generate import compute_schedule
@@ -50,7 +49,6 @@ class MegatronSchedule:
 
     def __init__(self, timeout: timedelta) -> None:
         self._timeout = timeout
-        self._links: dict[dist.ProcessGroup, StageLinks] = {}
 
     def __call__(
         self,
@@ -99,7 +97,7 @@ class MegatronSchedule:
             # As Megatron's check_first_val_step().
             may_be_first=first_val_step is not False or not forward_only,
             cp_size=groups.cp.size(),
-            links=self._links_over(groups.pp),
+            links=links_over(groups.pp, self._timeout),
         )
         with _timed(config):
             one.run(_activation_size(config, groups, seq_length, micro_batch_size))
@@ -111,11 +109,6 @@ class MegatronSchedule:
                     force_all_reduce=force_all_reduce,
                 )
         return one.reports
-
-    def _links_over(self, stages: dist.ProcessGroup) -> StageLinks:
-        if stages not in self._links:
-            self._links[stages] = StageLinks(stages, self._timeout)
-        return self._links[stages]
 
 
 class _Pass:

@@ -6,6 +6,7 @@ threads that receive, so that no order of sends and receives can block.
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -29,9 +30,9 @@ class StageLinks:
     def __init__(self, stages: dist.ProcessGroup, timeout: timedelta) -> None:
         self.stage, self.num_stages = stages.rank(), stages.size()
         self._timeout = timeout
-        ranks = "-".join(map(str, dist.get_process_group_ranks(stages)))
         default = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore(f"megatron_bamboo/{ranks}", default)
+        name = f"megatron_bamboo/{stages.group_name}/{timeout.total_seconds()}"
+        self._store = dist.PrefixStore(name, default)
         self._transport = Transport(Mailbox(), self._make_pair)
         near = {(self.stage + step) % self.num_stages for step in (-1, 1)}
         self._transport.connect(_name(stage) for stage in near)
@@ -86,6 +87,16 @@ class StageLinks:
     def _make_pair(self, peer: str) -> Group:
         pair = sorted((_name(self.stage), peer))
         return make_group(self._store, "+".join(pair), pair, _name(self.stage), self._timeout)
+
+
+# Once made, links stay: under a name where a neighbour's old address still stands none can be made.
+@cache
+def links_over(stages: dist.ProcessGroup, timeout: timedelta) -> StageLinks:
+    """The links over a pipeline group, the same ones from patch to patch.
+
+    Args as of ``StageLinks``.
+    """
+    return StageLinks(stages, timeout)
 
 
 def _name(stage: int) -> str:

@@ -1,6 +1,7 @@
 """What a rank of Megatron does in the tests of ``patch()``, in a process of its own."""
 
 import os
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -44,6 +45,16 @@ def train_half_freed(job: Job, rank: int) -> None:
         dist.barrier()
     for one, other in zip(*gradients, strict=True):
         assert torch.equal(one, other) and one.any()
+
+
+def patch_again(job: Job, rank: int) -> None:
+    """A second patch in the same ranks finds the neighbours, also those that come later."""
+    for number in range(3):
+        if rank == number % 2:
+            time.sleep(0.5)
+        with patch(timedelta(seconds=20)):
+            _rank(job, rank).forward_backward(1)
+    dist.barrier()
 
 
 def lose_a_neighbour(job: Job, rank: int) -> None:

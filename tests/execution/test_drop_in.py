@@ -45,7 +45,9 @@ def test_what_megatron_refuses_has_the_products_bits(shape_runs: ShapeRuns, shap
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("function", ["evaluate", "lose_a_neighbour", "refuse", "train_half_freed"])
+@pytest.mark.parametrize(
+    "function", ["evaluate", "lose_a_neighbour", "patch_again", "refuse", "train_half_freed"]
+)
 def test_in_ranks_of_megatron(
     function: str, context: ForkServerContext, tmp_path: Path, data_flags: tuple[str, ...]
 ) -> None:
