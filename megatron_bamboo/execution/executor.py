@@ -342,22 +342,20 @@ class Executor:
 
     def _expect(self) -> None:
         """Let the channels receive what the program waits for, in its order."""
+        step = self._state.step
         self._parts.transport.expect(
-            Expected(Message(self._state.step, action), self._view.sender_of(action), shape)
-            for action in (*self._view.remaining(), *self._view.tail())
-            if (shape := self._shape_of(action)) is not None
+            Expected(Message(step, action), sender, self._shape_of(action))
+            for action, sender in self._view.awaited()
         )
 
-    def _shape_of(self, action: Action) -> TensorShape | None:
-        match action.op:
-            case Op.RECV_F | Op.RECV_B:
-                return self._parts.shapes.activation
-            case Op.RECV_REFRESH:
-                return self._parts.shapes.refresh[action.stage]
-            case Op.TIE if self._view.sender_of(action) != self._parts.worker:
-                return self._parts.shapes.tied
-            case _:
-                return None
+    def _shape_of(self, action: Action) -> TensorShape:
+        shapes = self._parts.shapes
+        if action.op is Op.RECV_REFRESH:
+            return shapes.refresh[action.stage]
+        if action.op is Op.TIE:
+            assert shapes.tied is not None
+            return shapes.tied
+        return shapes.activation
 
     def _log(self, action: Action, start: float) -> None:
         if action.op in (Op.F, Op.B) and action.stage in self._taken_over:

@@ -33,6 +33,15 @@ class _Loss:
         return {rank: made.progress for rank, made in self.published.items() if made.step == step}
 
 
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """The messages that a schedule has for this worker where a plan has placed its stages."""
+
+    schedule: Schedule
+    pipeline: PipelinePlan
+    senders: tuple[tuple[Action, str], ...]
+
+
 class PipelineView:
     """The pipeline that one worker belongs to, as it stands."""
 
@@ -55,6 +64,7 @@ class PipelineView:
         self._steady = lower(add_redundancy(compute, redundancy, costs))
         self.in_force = self._steady
         self._losses: list[_Loss] = []  # since the last step began
+        self._awaited: _Awaited | None = None
 
     def begin_step(self, step: int) -> Program:
         """The program of a step, tail included.
@@ -84,6 +94,18 @@ class PipelineView:
             for action in self.in_force.programs[self.rank]
             if action not in finished and _consumer_of(action) not in finished
         )
+
+    def awaited(self) -> tuple[tuple[Action, str], ...]:
+        """The actions left for this worker that take a message from another node, and which node.
+
+        From one undisturbed step to the next they are the same.
+        """
+        held = self._awaited
+        if held is None or held.schedule is not self.in_force or held.pipeline is not self.pipeline:
+            senders = ((a, self.sender_of(a)) for a in (*self.remaining(), *self.tail()))
+            others = tuple((action, node) for action, node in senders if node != self.node)
+            held = self._awaited = _Awaited(self.in_force, self.pipeline, others)
+        return held.senders
 
     def victims(self, plan: Plan) -> tuple[int, ...]:
         """The ranks of this pipeline that a plan says are lost."""

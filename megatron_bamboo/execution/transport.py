@@ -11,7 +11,7 @@ messages between those that are waited for already, so each kind is waited for b
 
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -80,7 +80,7 @@ class Channel:
         self.bytes_sent = 0
         self.bytes_received = 0
         self._mailbox = mailbox
-        self._expected: queue.SimpleQueue[Expected | None] = queue.SimpleQueue()
+        self._expected: queue.SimpleQueue[Sequence[Expected] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._group: Group | None = None
         self._unsent: list[tuple[Message, Tensor]] = []
@@ -93,8 +93,8 @@ class Channel:
         )
         self._thread.start()
 
-    def expect(self, expected: Expected) -> None:
-        """Receive this message, after those expected before it."""
+    def expect(self, expected: Sequence[Expected]) -> None:
+        """Receive these messages, in this order and after those expected before them."""
         self._expected.put(expected)
 
     def send(self, message: Message, tensor: Tensor) -> None:
@@ -155,11 +155,12 @@ class Channel:
             self._break()
             return
         streams: dict[object, _Stream] = {}
-        while (expected := self._expected.get()) is not None:
-            key = stream_of(expected.message, group)
-            if key not in streams:
-                streams[key] = _Stream(partial(self._receive, group), self._break)
-            streams[key].expected.put(expected)
+        while (several := self._expected.get()) is not None:
+            for expected in several:
+                key = stream_of(expected.message, group)
+                if key not in streams:
+                    streams[key] = _Stream(partial(self._receive, group), self._break)
+                streams[key].expected.put(expected)
         for stream in streams.values():
             stream.end()
 
@@ -258,12 +259,14 @@ class Transport:
         What a lost node was to send is expected anew when the next plan says from whom, also if it
         is here: a message that nobody receives would stay in the channel's way.
         """
-        for one in expected:
-            with self._lock:
-                channel = self._channels.get(one.sender)
-                if channel is not None and one.message not in self._expected:
+        new: dict[str, list[Expected]] = {}
+        with self._lock:
+            for one in expected:
+                if one.sender in self._channels and one.message not in self._expected:
                     self._expected[one.message] = one.sender
-                    channel.expect(one)
+                    new.setdefault(one.sender, []).append(one)
+            for sender, messages in new.items():
+                self._channels[sender].expect(messages)
 
     def send(self, peer: str, message: Message, tensor: Tensor) -> None:
         """Start sending a message; to a lost node nothing is sent, the log has it."""
