@@ -16,6 +16,7 @@ from megatron_bamboo.agent.environment import WorkerEnvironment
 from megatron_bamboo.checkpoint.checkpoints import Checkpoints
 from megatron_bamboo.checkpoint.common import plain_args
 from megatron_bamboo.config import Layout, Options, read_costs
+from megatron_bamboo.config.emulation import EMULATED
 from megatron_bamboo.data.fingerprint import fingerprint
 from megatron_bamboo.data.gpt_dataset import read_microbatch
 from megatron_bamboo.data.samples import microbatch_samples
@@ -33,10 +34,11 @@ from megatron_bamboo.execution.registry import GroupRegistry, pair_group
 from megatron_bamboo.execution.reports import StepReporter
 from megatron_bamboo.execution.tail import Tail
 from megatron_bamboo.execution.transport import TensorShape, Transport
-from megatron_bamboo.execution.turnstile import Turnstile
+from megatron_bamboo.execution.turnstile import Turnstile, share_memory
 from megatron_bamboo.membership.decision import StepReport
 from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.membership.torch_store import BambooStore
+from megatron_bamboo.model.emulated import DEVICE
 from megatron_bamboo.model.gpt import Recipe, prepare_process
 from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage
@@ -254,12 +256,13 @@ class Worker:
         environment = self._environment
         if environment.tensor_size == 1:
             return None
+        rank, seconds = environment.tensor_rank, self._timeout().total_seconds()
+        if self._options.model.transformer_impl == EMULATED:
+            DEVICE.share(
+                share_memory(self._client, f"device/{environment.node}", rank, 0, seconds), seconds
+            )
         return Turnstile.meet(
-            self._client,
-            environment.node,
-            environment.tensor_rank,
-            environment.tensor_size,
-            self._timeout().total_seconds(),
+            self._client, environment.node, rank, environment.tensor_size, seconds
         )
 
     def _tensor_group(self) -> ProcessGroup | None:

@@ -14,6 +14,7 @@ from megatron_bamboo.config import (
     parse_flags,
     parse_options,
 )
+from megatron_bamboo.config.emulation import layer_seconds
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.schedule.redundancy import Redundancy
 
@@ -377,3 +378,31 @@ def test_a_flag_that_asks_for_what_happens_anyway_is_taken(
     data_files: dict[str, str], flag: str
 ) -> None:
     assert read(data_files, flag) == read(data_files)
+
+
+EMULATED = "--bamboo-redundancy none --transformer-impl emulated"
+EACH = "--bamboo-emulated-forward-ms 5 --bamboo-emulated-backward-ms"
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (EMULATED, "--transformer-impl emulated needs --bamboo-emulated-forward-ms"),
+        (f"{EMULATED} {EACH} 0", "--bamboo-emulated-backward-ms 0: give a number above 0, or 8 of"),
+        (f"{EMULATED} {EACH} nan", "--bamboo-emulated-backward-ms nan: give a number above 0"),
+        (f"{EMULATED} {EACH} 1e9", "--bamboo-emulated-backward-ms 1e9: give a number above 0"),
+        (f"{EMULATED} {EACH} ten", "--bamboo-emulated-backward-ms ten: give a number above 0"),
+        (f"{EMULATED} {EACH} 1,2", "there are 2 times for 8 layers"),
+        (
+            f"--bamboo-redundancy none {EACH} 5",
+            "--bamboo-emulated-forward-ms belongs to --transformer-impl emulated",
+        ),
+    ],
+)
+def test_times_belong_to_emulated_layers(data_files: dict[str, str], flags: str, line: str) -> None:
+    assert line in refusal(data_files, flags, 1)
+
+
+def test_layers_take_the_same_time_or_each_its_own() -> None:
+    assert layer_seconds("50", 3) == (0.05, 0.05, 0.05)
+    assert layer_seconds("10,20.5,1e2", 3) == (0.01, 0.0205, 0.1)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from megatron_bamboo.config.emulation import check_emulation
 from megatron_bamboo.config.layout import Layout
 from megatron_bamboo.config.options import (
     BambooOptions,
@@ -38,6 +39,7 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
     model, training, parallel = options.model, options.training, options.parallel
     _check_sizes(options)
     _check_recomputation(model)
+    check_emulation(model, options.bamboo)
     _check_checkpoints(options.checkpoint)
     stages = parallel.pipeline_model_parallel_size
     if stages > MAX_STAGES:

@@ -50,9 +50,10 @@ class ModelOptions:
     )
     recompute_num_layers: int | None = _option("with full: layers in a group or block", None)
     transformer_impl: str = _option(
-        "layers of Megatron-core or of Transformer Engine (default: the latter where installed)",
+        "layers of Megatron-core or of Transformer Engine (default: the latter where installed); "
+        "emulated ones compute little and take a given time",
         "auto",
-        ("auto", "local", "transformer_engine"),
+        ("auto", "local", "transformer_engine", "emulated"),
     )
 
     @property
@@ -167,6 +168,13 @@ class BambooOptions:
     bamboo_costs: str | None = _option(
         "with bubble: JSON file of what forwards and backwards take (default: 1 and 2)",
         None,
+    )
+    bamboo_emulated_forward_ms: str | None = _option(
+        "with emulated layers: what a layer's forward takes, or a list with one a layer: 50,60",
+        None,
+    )
+    bamboo_emulated_backward_ms: str | None = _option(
+        "with emulated layers: what a layer's backward takes, likewise", None
     )
 
 

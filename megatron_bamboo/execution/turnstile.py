@@ -39,16 +39,8 @@ class Turnstile:
         cls, client: StoreClient, node: str, tensor_rank: int, tensor_size: int, seconds: float
     ) -> "Turnstile":
         """Make the meeting place, or find the one that the node's first worker made."""
-        key = f"turnstile/{node}"
-        if tensor_rank == 0:
-            descriptor = os.memfd_create(f"turnstile-{node}")
-            os.truncate(descriptor, _bytes_for(tensor_size))
-            client.set(key, f"/proc/{os.getpid()}/fd/{descriptor}".encode())
-        else:
-            client.wait([key], seconds)
-            path = client.get(key)
-            assert path is not None
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        size = _bytes_for(tensor_size)
+        descriptor = share_memory(client, f"turnstile/{node}", tensor_rank, size, seconds)
         return cls(descriptor, tensor_rank, tensor_size, seconds)
 
     def pass_together(self, what: str, must_leave: Callable[[], bool]) -> None:
@@ -93,6 +85,28 @@ class Turnstile:
             yield
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+
+def share_memory(
+    client: StoreClient, name: str, tensor_rank: int, num_bytes: int, seconds: float
+) -> int:
+    """Memory of the node that its first worker makes and the others find: a file descriptor.
+
+    Args:
+        name: of the key in the store under which it is found, with the node in it.
+
+    Raises:
+        StoreTimeout: the first worker did not make it within ``seconds``.
+    """
+    if tensor_rank == 0:
+        descriptor = os.memfd_create(name.replace("/", "-"))
+        os.truncate(descriptor, num_bytes)
+        client.set(name, f"/proc/{os.getpid()}/fd/{descriptor}".encode())
+        return descriptor
+    client.wait([name], seconds)
+    path = client.get(name)
+    assert path is not None
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
 def _bytes_for(tensor_size: int) -> int:

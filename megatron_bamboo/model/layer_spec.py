@@ -11,17 +11,22 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
+from megatron_bamboo.config.emulation import EMULATED
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.model.emulated import emulated_layer_spec
 from megatron_bamboo.model.local_norm import LocalNorm
 
 
 def gpt_layer_spec(args: argparse.Namespace, num_layers: int) -> TransformerBlockSubmodules:
-    """So many layers of Transformer Engine's modules or of Megatron-core's own, and a last norm.
+    """So many layers of Transformer Engine's modules or of Megatron-core's own, and a last norm;
+    or emulated ones.
 
     Megatron-core's local layers take torch's norms without sequence parallelism only; with the
     norms of ``local_norm.py`` they take them with it too.
     """
-    if uses_transformer_engine(args.transformer_impl):
+    if args.transformer_impl == EMULATED:
+        spec, norm = emulated_layer_spec(args), LocalNorm
+    elif uses_transformer_engine(args.transformer_impl):
         from megatron.core.extensions.transformer_engine import TENorm
 
         spec, norm = get_gpt_layer_with_transformer_engine_spec(), TENorm

@@ -39,6 +39,10 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         *("--loss-scale-window", "2"),
     ),
     "ported": ("--loss-weight", "0.5"),
+    "emulated": (
+        *("--transformer-impl", "emulated", "--bamboo-emulated-forward-ms", "4"),
+        *("--bamboo-emulated-backward-ms", "8"),
+    ),
 }
 # Whose script is not the product's own.
 SCRIPTS = {"ported": Path(__file__).with_name("ported_script.py")}

@@ -1,0 +1,58 @@
+"""What emulated layers take, from the flags that say so.
+
+With them the schedule of a large model runs on a small machine: see ``model/emulated.py``.
+"""
+
+from collections.abc import Iterator
+
+from megatron_bamboo.config.options import BambooOptions, ModelOptions, flag_of
+from megatron_bamboo.errors import UserError
+
+EMULATED = "emulated"
+LONGEST_MS = 60_000.0
+_TIMES = ("bamboo_emulated_forward_ms", "bamboo_emulated_backward_ms")
+
+
+def layer_seconds(text: str, num_layers: int) -> tuple[float, ...]:
+    """The time of each layer, from milliseconds: a number for all, or a list with one a layer.
+
+    Raises:
+        ValueError: saying what is due.
+    """
+    due = f"give a number above 0, or {num_layers} of them like 50,60"
+    try:
+        times = tuple(float(word) / 1e3 for word in text.split(","))
+    except ValueError:
+        raise ValueError(due) from None
+    if not all(0 < time <= LONGEST_MS / 1e3 for time in times):
+        raise ValueError(f"{due}, each at most {LONGEST_MS:g}")
+    if len(times) not in (1, num_layers):
+        raise ValueError(f"there are {len(times)} times for {num_layers} layers: {due}")
+    return times * num_layers if len(times) == 1 else times
+
+
+def check_emulation(model: ModelOptions, bamboo: BambooOptions) -> None:
+    """The times belong to emulated layers, and these need both.
+
+    Raises:
+        UserError: in one line.
+    """
+    given = dict(_given(bamboo))
+    if model.transformer_impl != EMULATED:
+        for name in given:
+            raise UserError(f"{flag_of(name)} belongs to --transformer-impl {EMULATED}")
+        return
+    for name in _TIMES:
+        if name not in given:
+            raise UserError(f"--transformer-impl {EMULATED} needs {flag_of(name)}")
+        try:
+            layer_seconds(given[name], model.num_layers)
+        except ValueError as error:
+            raise UserError(f"{flag_of(name)} {given[name]}: {error}") from error
+
+
+def _given(bamboo: BambooOptions) -> Iterator[tuple[str, str]]:
+    for name in _TIMES:
+        value = getattr(bamboo, name)
+        if value is not None:
+            yield name, value
