@@ -6,16 +6,18 @@ before any worker exists; then on every node, to train (``worker.py``).
 
 import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 from megatron_bamboo.agent.environment import WorkerEnvironment
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.config import ExtraArgsProvider, Layout, Options, check_options, parse_flags
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.membership.raised import Raised, tell_raised
 from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.quiet import quiet_megatron_import
 
@@ -28,6 +30,7 @@ with quiet_megatron_import():
     from megatron_bamboo.data.fingerprint import fingerprint
     from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
     from megatron_bamboo.execution.errors import TrainingError
+    from megatron_bamboo.execution.whereabouts import Whereabouts
     from megatron_bamboo.model import cpu
     from megatron_bamboo.model.config import core_transformer_config_from_args
     from megatron_bamboo.model.layer_spec import gpt_layer_spec
@@ -200,14 +203,30 @@ def _train(script: Script, options: Options, layout: Layout) -> int:
     _prepare_torch()
     environment = WorkerEnvironment.read()
     client = StoreClient(environment.store, environment.store_deadline_seconds)
+    where = Whereabouts(environment.start_step)
     try:
-        Worker(script, options, layout, environment, client).train()
+        Worker(script, options, layout, environment, client, where).train()
     except (TrainingError, UserError) as error:
         # The same on every worker: the job ends, no node is at fault.
         client.compare_set("failed", None, str(error).encode())
         return TRAINING_ERROR_STATUS
+    except SystemExit as ended:
+        sys.stderr.write(f"{environment.worker}: the script ended this worker in {where.place}\n")
+        _end_now(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
+    except Exception as error:
+        traceback.print_exc()
+        tell_raised(environment.store, environment.worker, Raised.of(error, where.place))
+        _end_now(TRAINING_ERROR_STATUS)
     client.set(f"done/{environment.worker}", b"1")
     return 0
+
+
+def _end_now(status: int) -> NoReturn:
+    """End without taking anything apart: groups with a blocked operation would not let go of it
+    before its timeout, and nobody would learn that this worker is gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _prepare_torch() -> None:

@@ -35,7 +35,9 @@ from megatron_bamboo.execution.reports import StepReporter
 from megatron_bamboo.execution.tail import Tail
 from megatron_bamboo.execution.transport import TensorShape, Transport
 from megatron_bamboo.execution.turnstile import Turnstile, share_memory
+from megatron_bamboo.execution.whereabouts import Whereabouts
 from megatron_bamboo.membership.decision import StepReport
+from megatron_bamboo.membership.place import FINISH, LOOP, SAVE
 from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.membership.torch_store import BambooStore
 from megatron_bamboo.model.emulated import DEVICE
@@ -64,7 +66,9 @@ class Worker:
         layout: Layout,
         environment: WorkerEnvironment,
         client: StoreClient,
+        where: Whereabouts,
     ) -> None:
+        self._where = where
         self._script = script
         self._options = options
         self._layout = layout
@@ -126,9 +130,12 @@ class Worker:
         self._client.set(f"ready/{self._environment.worker}", b"1")
         self._executor.start(self._watch, start_step)
         for step in range(start_step + 1, self._options.training.train_iters + 1):
-            self._train_step(step)
-            self._checkpoints.save_if_due(step, self._executor)
-        self._finish()
+            with self._where.at(step, LOOP):
+                self._train_step(step)
+            with self._where.at(step, SAVE):
+                self._checkpoints.save_if_due(step, self._executor)
+        with self._where.at(self._options.training.train_iters, FINISH):
+            self._finish()
 
     def _train_step(self, step: int) -> None:
         start = time.monotonic()
@@ -249,6 +256,7 @@ class Worker:
             before_action=kill_before(self._environment.inject, self._events),
             turnstile=self._turnstile(),
             wait_seconds=self._timeout().total_seconds(),
+            where=self._where,
         )
 
     def _turnstile(self) -> Turnstile | None:

@@ -9,6 +9,7 @@ into the next epoch. The decisions themselves are pure functions elsewhere
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 
 from megatron_bamboo.agent.job import JobSpec
 from megatron_bamboo.agent.members import Members
@@ -21,6 +22,7 @@ from megatron_bamboo.membership.decision import (
     decide_step,
     parse_record,
 )
+from megatron_bamboo.membership.raised import all_raised_alike, script_error
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.events import EventLog
@@ -49,6 +51,7 @@ class Coordinator:
         self._table = table
         self._events = events
         self._reporter = reporter
+        self._logs = spec.job_dir / "logs"
         self._plan = initial_plan(
             spec.nodes, shape.num_stages, shape.num_microbatches, shape.redundancy
         )
@@ -65,6 +68,14 @@ class Coordinator:
 
     async def run(self) -> None:
         """Lead the job until its training is done; NoHolder or JobFailed where that cannot be."""
+        try:
+            await self._lead()
+        except NoHolder as error:
+            if all_raised_alike(error.holders, self.members.raised):
+                raise self._script_error(error.holders) from error
+            raise
+
+    async def _lead(self) -> None:
         await self._await_agents()
         self._publish(self._plan)
         members = self.members
@@ -86,6 +97,10 @@ class Coordinator:
             self._reporter.note(f"lost {node} ({members.lost[node]}) after the last step")
         self._check_everything_is_saved()
         self._events.emit("finished_job", epoch=self._plan.epoch)
+
+    def errors_of(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        """What those of some nodes have raised that did, each with its log."""
+        return tuple(self._error_of(node) for node in nodes if node in self.members.raised)
 
     def restart_hint(self) -> str:
         """Where a job that cannot go on may be started again from."""
@@ -128,7 +143,24 @@ class Coordinator:
         # Every worker finds the same and ends: no node is lost, the training has failed.
         if (reason := self._table.get(FAILED_KEY)) is not None:
             raise JobFailed(reason.decode())
+        self._check_script()
         return True
+
+    def _check_script(self) -> None:
+        """JobFailed where an error is the script's own: every other node would only repeat it."""
+        raised = self.members.raised
+        nodes = script_error([pipe.ranks for pipe in self._plan.pipelines], raised)
+        if nodes is not None:
+            raise self._script_error(nodes)
+
+    def _script_error(self, nodes: Sequence[str]) -> JobFailed:
+        others = ", ".join(nodes[1:])
+        also = f", and {others} raised it too" if others else ""
+        return JobFailed(f"{self._error_of(nodes[0])}{also}")
+
+    def _error_of(self, node: str) -> str:
+        log = self._logs / f"{node}.log"
+        return f"{node} raised {self.members.raised[node]}; its traceback is in {log}"
 
     def _say_reports(self) -> None:
         reports, self._reports = self._reports, []

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from megatron_bamboo.membership.raised import Raised
 from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.membership.workers import workers_of
@@ -28,6 +29,8 @@ class Members:
         self._exited: set[str] = set()
         self.lost: dict[str, str] = {}
         """Each lost node with the sign that it is lost."""
+        self.raised: dict[str, Raised] = {}
+        """By node the error that its worker told, in the order in which they ended."""
         self.finished: set[str] = set()
         self.news = asyncio.Event()
         self._is_over = False
@@ -55,7 +58,6 @@ class Members:
     def fence(self, node: str, cause: str) -> None:
         """Take a node for lost and end it, though it may still run."""
         self._ended(node, cause)
-        self._links[node].send({"op": "stop"})
 
     def stop(self) -> None:
         """End all nodes; how they end counts for nothing any more."""
@@ -88,8 +90,13 @@ class Members:
         self._exited.add(worker)
         if self.is_worker_done(worker) and not self._exited.issuperset(self.workers_of(node)):
             self._events.emit("worker_finished", node=node, worker=worker)
+        elif (told := self._table.get(f"raised/{worker}")) is not None:
+            self.raised.setdefault(node, Raised.from_json(told))
+            self._ended(node, f"its worker raised {self.raised[node]}")
         elif status < 0:
             self._ended(node, f"its worker was ended by signal {-status}")
+        elif status == 0:
+            self._ended(node, "its worker ended with status 0 before the training was over")
         else:
             self._ended(node, f"its worker ended with status {status}")
 
@@ -102,4 +109,6 @@ class Members:
         else:
             self.lost[node] = cause
             self._events.emit("loss", node=node, cause=cause)
+            # Whatever else runs there has nothing to live for.
+            self._links[node].send({"op": "stop"})
         self.news.set()

@@ -88,7 +88,9 @@ async def _lead(coordinator: Coordinator, server: StoreServer) -> Outcome:
             await coordinator.run()
             status, message = Status.FINISHED, ""
         except NoHolder as error:
-            status, message = Status.NO_HOLDER, f"{error}; {coordinator.restart_hint()}"
+            status = Status.NO_HOLDER
+            errors = coordinator.errors_of(error.holders)
+            message = "; ".join([str(error), *errors, coordinator.restart_hint()])
         except JobFailed as error:
             status, message = Status.FAILED, str(error)
         except OSError as error:

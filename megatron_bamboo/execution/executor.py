@@ -10,7 +10,7 @@ program; the training step runs its tail.
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -33,6 +33,7 @@ from megatron_bamboo.execution.step_state import StepState
 from megatron_bamboo.execution.tail import Tail
 from megatron_bamboo.execution.transport import Expected, TensorShape, Transport
 from megatron_bamboo.execution.turnstile import Turnstile
+from megatron_bamboo.execution.whereabouts import Whereabouts
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.schedule.actions import (
@@ -76,6 +77,7 @@ class Parts:
     before_action: Callable[[Action, int], None]  # fault injection
     turnstile: Turnstile | None  # where several workers share layers
     wait_seconds: float
+    where: Whereabouts = field(default_factory=lambda: Whereabouts(0))
 
 
 class Executor:
@@ -215,7 +217,8 @@ class Executor:
             start = time.monotonic()
             try:
                 self._meet(action)
-                self._perform[action.op](action)
+                with self._parts.where.at(self._state.step, str(action)):
+                    self._perform[action.op](action)
             except EpochEnded:
                 continue
             except PeerLost as lost:

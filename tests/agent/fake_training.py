@@ -12,6 +12,8 @@ from pathlib import Path
 
 from megatron_bamboo.agent.job import Injection, JobShape
 from megatron_bamboo.membership.decision import Record, StepReport
+from megatron_bamboo.membership.place import Place
+from megatron_bamboo.membership.raised import Raised, tell_raised
 from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.planner.plan import Plan
@@ -105,6 +107,10 @@ class Worker:
     def act(self, step: int, action: str) -> None:
         if f"raise@{step}" in self.ways:
             raise RuntimeError(f"{self.node} has a bug in step {step}")
+        if f"tell@{step}" in self.ways:
+            self.tell(RuntimeError("a bug"), Place(step, action))
+        if f"leave@{step}" in self.ways:
+            raise SystemExit(0)
         if f"give-up@{step}" in self.ways:
             self.store.compare_set("failed", None, f"step {step}: the loss is nan".encode())
             raise SystemExit(1)
@@ -115,6 +121,10 @@ class Worker:
         self.events.emit("action", action=action, step=step, epoch=self.epoch, pid=os.getpid())
         time.sleep(self.options.pause)
         self.look_for_ending()
+
+    def tell(self, error: Exception, place: Place) -> None:
+        tell_raised(os.environ["BAMBOO_STORE"], self.node, Raised.of(error, place))
+        raise error
 
     def die(self, **fields: object) -> None:
         self.events.emit("kill", **fields)

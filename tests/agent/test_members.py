@@ -12,13 +12,26 @@ from megatron_bamboo.observe.events import EventLog
 WORKERS = ("node0:0", "node0:1")
 
 
+class Writer:
+    """Stands in for the agent's connection; keeps what the agent is told."""
+
+    def __init__(self) -> None:
+        self.told: list[bytes] = []
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, frame: bytes) -> None:
+        self.told.append(frame)
+
+
 class Node:
     """One node of two workers, as its coordinator hears of it."""
 
     def __init__(self, folder: Path) -> None:
         self.table = Table()
         self.members = Members(["node0"], self.table, EventLog(folder, "coordinator"), 2)
-        self.link = AgentLink("node0", 100, None)  # type: ignore[arg-type]
+        self.link = AgentLink("node0", 100, Writer())  # type: ignore[arg-type]
         self.members.joined(self.link)
 
     def done(self, *workers: str) -> None:

@@ -76,18 +76,50 @@ def test_killing_one_process_of_a_node_loses_the_node(launch: Launch, whom: str)
     assert f"lost node0 ({sign[whom]}); epoch 1: node2 takes over stage 0" in launch.out
 
 
-def test_a_worker_that_raises_is_a_lost_node_with_a_log(launch: Launch) -> None:
+def test_a_worker_that_ends_without_a_word_is_a_lost_node_with_a_log(launch: Launch) -> None:
     launch.start(3, "--misbehave", "node1:raise@2").wait(0)
     assert "lost node1 (its worker ended with status 1); epoch 1" in launch.out
     log = (launch.job_dir / "logs" / "node1.log").read_text()
     assert "RuntimeError: node1 has a bug in step 2" in log
 
 
-def test_a_bug_in_every_worker_ends_the_job_and_is_shown(launch: Launch) -> None:
-    ways = [part for node in range(3) for part in ("--misbehave", f"node{node}:raise@2")]
-    launch.start(3, *ways).wait(3)
-    assert "RuntimeError: node" in launch.err
-    assert "has no live holder" in launch.err.splitlines()[-1]
+def test_a_worker_that_raises_is_a_lost_node_and_says_what(launch: Launch) -> None:
+    launch.start(3, "--misbehave", "node1:tell@2").wait(0)
+    assert (
+        "lost node1 (its worker raised RuntimeError: a bug (in 1.0F0 of step 2)); epoch 1"
+    ) in launch.out
+    log = (launch.job_dir / "logs" / "node1.log").read_text()
+    assert log.splitlines()[-1] == "RuntimeError: a bug"
+
+
+def test_a_worker_that_leaves_too_early_is_a_lost_node(launch: Launch) -> None:
+    launch.start(3, "--misbehave", "node1:leave@2").wait(0)
+    assert (
+        "lost node1 (its worker ended with status 0 before the training was over); epoch 1"
+    ) in launch.out
+
+
+@pytest.mark.parametrize("nodes", [(0, 1, 2), (0, 2)])
+def test_an_error_of_the_script_ends_the_job_in_one_line(
+    launch: Launch, nodes: tuple[int, ...]
+) -> None:
+    """All workers have it, or only those that ever run stage 0: its node and then its shadow."""
+    ways = [part for node in nodes for part in ("--misbehave", f"node{node}:tell@2")]
+    launch.start(3, *ways).wait(1)
+    (line,) = launch.err.splitlines()
+    assert line.startswith("bamboo run: node")
+    assert "raised RuntimeError: a bug (in " in line
+    assert f"; its traceback is in {launch.job_dir}/logs/node" in line
+    assert line.endswith(" raised it too")
+
+
+def test_an_error_that_leaves_a_stage_without_holder_is_named(launch: Launch) -> None:
+    launch.start(3, "--redundancy", "none", "--misbehave", "node1:tell@2").wait(3)
+    log = launch.job_dir / "logs" / "node1.log"
+    assert launch.err.splitlines()[-1] == (
+        "bamboo run: pipeline 0: stage 1 has no live holder (node1 was its only one); node1 raised "
+        f"RuntimeError: a bug (in 1.0F0 of step 2); its traceback is in {log}; it has no checkpoint"
+    )
 
 
 def test_two_losses_at_once_are_both_taken_over(launch: Launch) -> None:

@@ -43,9 +43,13 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         *("--transformer-impl", "emulated", "--bamboo-emulated-forward-ms", "4"),
         *("--bamboo-emulated-backward-ms", "8"),
     ),
+    "faulty": (),
 }
 # Whose script is not the product's own.
-SCRIPTS = {"ported": Path(__file__).with_name("ported_script.py")}
+SCRIPTS = {
+    "ported": Path(__file__).with_name("ported_script.py"),
+    "faulty": Path(__file__).with_name("faulty_script.py"),
+}
 SCRIPT = Path(__file__).parents[2] / "pretrain_gpt_bamboo.py"
 
 
