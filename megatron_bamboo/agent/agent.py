@@ -3,7 +3,8 @@
 It imports no torch, so that it starts at once and never hangs in a collective. It keeps one
 connection to the coordinator. The end of that connection means the same on both sides: there, that
 the node is lost; here, that the job is over. The agent leads the node's process group, so that a
-lost machine can be had by one SIGKILL to the group.
+lost machine can be had by one SIGKILL to the group. Its workers die with it, by the kernel, and
+whatever they have started by its guard.
 """
 
 import os
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from megatron_bamboo.agent.guard import start_guard
 from megatron_bamboo.agent.process import (
     ForkedNode,
     ForkedProcess,
@@ -78,6 +80,7 @@ def run_agent(settings: AgentSettings, start_worker: StartWorker) -> NoReturn:
     """Be the agent of a node until its job is over; takes the whole node along at the end."""
     os.setsid()
     _redirect_output(settings.job_dir / "logs" / f"{settings.node}.log")
+    start_guard()
     events = EventLog(settings.job_dir / "events", settings.node)
     try:
         link = _say_hello(settings)

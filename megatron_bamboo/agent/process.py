@@ -162,8 +162,13 @@ def _forget_parent() -> None:
     os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
+def notify_of_parents_death(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent dies."""
+    _libc.prctl(PR_SET_PDEATHSIG, number)
+
+
 def _die_with(parent: int) -> None:
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    notify_of_parents_death(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -6,6 +6,7 @@ Not a test itself: the tests of the launcher run it as their script.
 import argparse
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -67,6 +68,15 @@ class Worker:
         inject = os.environ["BAMBOO_INJECT"]
         self.injection = Injection.parse(f"{self.node}@{inject}") if inject else None
         self.step, self.entered, self.passed = 1, False, False
+        if "start-children" in self.ways:
+            self.start_children()
+
+    def start_children(self) -> None:
+        """One forked and one of another program; neither asks to die with this process."""
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        self.child = subprocess.Popen(["sleep", "60"])
 
     def train(self) -> None:
         self.store.wait(["epoch"])

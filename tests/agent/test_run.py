@@ -76,6 +76,41 @@ def test_killing_one_process_of_a_node_loses_the_node(launch: Launch, whom: str)
     assert f"lost node0 ({sign[whom]}); epoch 1: node2 takes over stage 0" in launch.out
 
 
+@pytest.mark.parametrize("whom", ["agents", "workers"])
+def test_what_a_worker_has_started_ends_with_the_node(launch: Launch, whom: str) -> None:
+    script = ("--iters", "1000", "--pause", "0.01", "--misbehave", "node1:start-children")
+    launch.start(3, *script).wait_for_step(2)
+    group = launch.agents()["node1"]
+    assert len(processes_of({group})) == 5
+    victims = {"agents": launch.agents(), "workers": launch.workers()}
+    os.kill(victims[whom]["node1"], signal.SIGKILL)
+    launch.until(lambda: not alive(group))
+    (loss,) = launch.until(lambda: launch.events("loss"))
+    assert loss["node"] == "node1"
+
+
+def alive(group: int) -> list[psutil.Process]:
+    return [p for p in processes_of({group}) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("launcher_too", [False, True])
+def test_a_stopped_node_whose_agent_is_killed_leaves_nothing(
+    launch: Launch, launcher_too: bool
+) -> None:
+    script = ("--iters", "1000", "--pause", "0.01", "--misbehave", "node1:start-children")
+    launch.start(3, *script).wait_for_step(2)
+    groups = launch.agents()
+    os.killpg(groups["node1"], signal.SIGSTOP)
+    if launcher_too:
+        launch.process.kill()
+    else:
+        os.kill(groups["node1"], signal.SIGKILL)
+    until = time.monotonic() + 10
+    while alive(groups["node1"]) or (launcher_too and any(map(alive, groups.values()))):
+        assert time.monotonic() < until, "processes outlive their agent"
+        time.sleep(0.02)
+
+
 def test_a_worker_that_ends_without_a_word_is_a_lost_node_with_a_log(launch: Launch) -> None:
     launch.start(3, "--misbehave", "node1:raise@2").wait(0)
     assert "lost node1 (its worker ended with status 1); epoch 1" in launch.out
@@ -237,7 +272,7 @@ def test_who_stops_reading_does_not_stop_the_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_no_process_behind(launch: Launch, kind: signal.Signals) -> None:
     launch.start(3, "--iters", "1000", "--pause", "0.01").wait_for_step(1)
-    assert len(processes_of(launch.groups())) == 6
+    assert len(processes_of(launch.groups())) == 9  # by node its agent, guard and worker
     launch.process.send_signal(kind)
     launch.wait(130)
     assert launch.err == "bamboo run: interrupted; nothing is left running\n"
