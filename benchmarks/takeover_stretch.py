@@ -11,11 +11,13 @@ the way through the other stages.
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import quantiles
+
+from tables import table
 
 from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
 from megatron_bamboo.schedule.generate import compute_schedule
@@ -113,11 +115,6 @@ def _five_numbers(values: Sequence[float]) -> str:
     return " ".join(f"{v:.3f}" for v in (min(values), first, median, third, max(values)))
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -133,8 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{args.stages} stages, {args.microbatches} microbatches. Five numbers are the least, the "
         "quartiles and the most.\n\n"
     )
-    sys.stdout.write(_table(DISTRIBUTION_HEADS, distribution_rows(pipes, args.moments)) + "\n")
-    sys.stdout.write(_table(QUARTER_HEADS, quarter_rows(pipes)))
+    sys.stdout.write(table(DISTRIBUTION_HEADS, distribution_rows(pipes, args.moments)) + "\n")
+    sys.stdout.write(table(QUARTER_HEADS, quarter_rows(pipes)))
     return 0
 
 

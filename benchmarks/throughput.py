@@ -21,7 +21,6 @@ kept to one processor, both sides have the same, and the ratios are those of the
 
 import argparse
 import contextlib
-import json
 import math
 import multiprocessing
 import random
@@ -38,12 +37,11 @@ from statistics import mean, median, quantiles
 # The training script, which both sides train, is in no package.
 sys.path.append(str(Path(__file__).parents[1]))
 
+from made_up_text import prepare_data
 from parts import PARTS, mean_parts, parts_of_events
 from sides import OURS, THEIRS, Training, train_ours, train_theirs
+from tables import table
 from turns import Step, Turns
-
-from megatron_bamboo.cli import main as bamboo
-from megatron_bamboo.data import train_tokenizer
 
 WARM_UP_STEPS = 3
 BOOTSTRAP_DRAWS = 2000
@@ -222,22 +220,6 @@ def profile_of(turns: Sequence[Turn], training: Training) -> dict[str, dict[str,
     return profile
 
 
-def prepare_data(folder: Path) -> tuple[str, ...]:
-    """Text, vocabulary and token files; the flags that name them."""
-    corpus = folder / "corpus.jsonl"
-    words = [f"{stem}{end}" for stem, end in product(("wa", "lo", "ti"), ("ren", "mp", "s", "ke"))]
-    draw = random.Random(1)
-    lines = [json.dumps({"text": " ".join(draw.choices(words, k=200))}) for _ in range(50)]
-    corpus.write_text("\n".join(lines) + "\n")
-    files = ["--input", str(corpus), "--vocab-size", "300", "--output-dir", str(folder)]
-    names = ["--vocab-file", str(folder / "vocab.json"), "--merge-file", str(folder / "merges.txt")]
-    command = ["preprocess", "--input", str(corpus), "--output-prefix", str(folder / "text")]
-    with contextlib.redirect_stdout(sys.stderr):
-        assert train_tokenizer.main(files) == 0
-        assert bamboo([*command, *names, "--append-eod"]) == 0
-    return ("--data-path", str(folder / "text_text_document"), "--split", "100,0,0", *names)
-
-
 def model_flags(
     args: argparse.Namespace, num_stages: int, num_chunks: int, num_steps: int
 ) -> tuple[str, ...]:
@@ -253,11 +235,6 @@ def model_flags(
         *("--pipeline-model-parallel-size", str(num_stages)),
         *("--bamboo-redundancy", "none", "--distributed-timeout-minutes", "5"),
     )
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -277,10 +254,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--layers must be a multiple of --stages times --chunks")
     measured = [measure(args, *shape) for shape in product(args.stages, args.chunks)]
     sys.stdout.write("Seconds of a step are the quartiles over the pairs.\n\n")
-    sys.stdout.write(_table(HEADS, [shape.row() for shape in measured]))
+    sys.stdout.write(table(HEADS, [shape.row() for shape in measured]))
     if args.profile:
         rows = [row for shape in measured for row in shape.profile_rows()]
-        sys.stdout.write("\n" + _table(PROFILE_HEADS, rows))
+        sys.stdout.write("\n" + table(PROFILE_HEADS, rows))
     return 0
 
 

@@ -1,0 +1,39 @@
+"""The bound by counting is that of the simulator, which plays the takeover's own order."""
+
+import pytest
+from shadow_bound import shadow_ends_at
+from timed_jobs import Done
+
+from megatron_bamboo.schedule.actions import COMPUTE_OPS, Op
+from megatron_bamboo.schedule.costs import Costs
+from megatron_bamboo.schedule.generate import compute_schedule
+from megatron_bamboo.schedule.lower import lower
+from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy
+from megatron_bamboo.schedule.rehearse import loss_at, rehearse
+from megatron_bamboo.schedule.simulate import simulate
+
+STAGES, MICROBATCHES = 4, 6
+COSTS = Costs(forward=(1.0, 1.25, 1.5, 1.75), backward=(2.0, 2.25, 2.5, 2.75))
+
+
+@pytest.mark.parametrize("mode", [Redundancy.EAGER, Redundancy.LAZY, Redundancy.BUBBLE])
+@pytest.mark.parametrize("victim", range(STAGES))
+def test_the_bound_is_the_simulators(mode: Redundancy, victim: int) -> None:
+    schedule = lower(add_redundancy(compute_schedule(STAGES, 1, MICROBATCHES), mode, COSTS))
+    undisturbed = simulate(schedule, COSTS)
+    shadow = (victim - 1) % STAGES
+    done = [
+        Done(timed.action, f"node{rank}", 1, timed.start, timed.end)
+        for rank, row in enumerate(undisturbed.rows)
+        for timed in row
+        if timed.action.op in COMPUTE_OPS
+    ]
+    assert isinstance(COSTS.forward, tuple) and isinstance(COSTS.backward, tuple)
+    seconds: dict[tuple[int, Op], float] = {}
+    for stage, (forward, backward) in enumerate(zip(COSTS.forward, COSTS.backward, strict=True)):
+        seconds |= {(stage, Op.F): float(forward), (stage, Op.B): float(backward)}  # type: ignore[arg-type]
+    for moment in range(1, 11):
+        kill = undisturbed.makespan * (moment - 0.37) / 10
+        hit = rehearse(schedule, COSTS, loss_at(undisturbed, victim, kill))
+        ours = shadow_ends_at(done, kill, f"node{shadow}", shadow, victim, MICROBATCHES, seconds)
+        assert ours == pytest.approx(hit.bound), (moment, kill)
