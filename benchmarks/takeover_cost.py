@@ -168,16 +168,13 @@ class Benchmark:
         raise RuntimeError(f"{cell}: {TRIES} kills came too late")
 
     def _lose(self, cell: Cell) -> Kill:
-        undisturbed = self._results.undisturbed(cell.mode)
-        compute = median(one.compute_seconds for one in undisturbed)
-        delay = min(cell.moment * compute, compute - LAST_MOMENT_SECONDS)
         job = self._start(cell.mode, HIT_STEP)
         try:
-            began = _await_step(job, HIT_STEP)
+            moment = self._await_moment(job, cell)
             groups = {e["node"]: e["pid"] for e in Log(job.job_dir).of("agent_joined")}
             group = groups[f"node{cell.stage}"]
             assert isinstance(group, int)
-            time.sleep(max(0.0, began + delay - time.monotonic()))
+            time.sleep(max(0.0, moment - time.monotonic()))
             kill = time.monotonic()
             os.killpg(group, signal.SIGKILL)
             log = job.finish()
@@ -185,11 +182,22 @@ class Benchmark:
             job.kill()
         return self._cost_of(log, cell, kill)
 
+    def _await_moment(self, job: TimedJob, cell: Cell) -> float:
+        """Return shortly before a cell's moment, with its time."""
+        # The first node has applied the step before.
+        began = _await_action(job, f"{Op.STEP}", HIT_STEP - 1)
+        if cell.moment < 1:
+            undisturbed = self._results.undisturbed(cell.mode)
+            return began + cell.moment * median(one.compute_seconds for one in undisturbed)
+        received = f"{Op.RECV_B}{self._emulation.num_microbatches - 1}"
+        last = _await_action(job, received, HIT_STEP)
+        return last + self._seconds()[0, Op.B] - LAST_MOMENT_SECONDS
+
     def _cost_of(self, log: Log, cell: Cell, kill: float) -> Kill:
         shadow_stage = (cell.stage - 1) % self._emulation.num_stages
         shadow = f"node{shadow_stage}"
-        (takeover,) = log.of("takeover")
-        assert takeover["shadow"] == shadow
+        if not any(takeover["shadow"] == shadow for takeover in log.of("takeover")):
+            raise Missed
         done = [d for d in log.actions if d.step == HIT_STEP and d.worker == shadow]
         work = [d for d in done if d.action.op in COMPUTE_OPS]
         begun = [d.end for d in work if d.start <= kill < d.end]
@@ -238,9 +246,9 @@ class Benchmark:
         return TimedJob(self._context, folder, self._emulation.num_stages, flags)
 
 
-def _await_step(job: TimedJob, step: int) -> float:
-    """Wait until a step begins, which is when the first node has applied the one before."""
-    path, sign = job.job_dir / "events" / "node0.jsonl", f'STEP", "step": {step - 1},'
+def _await_action(job: TimedJob, name: str, step: int) -> float:
+    """Wait until the first node has run an action of a step; when it ended."""
+    path, sign = job.job_dir / "events" / "node0.jsonl", f'{name}", "step": {step},'
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until and not job.has_ended():
         lines = path.read_text().splitlines() if path.is_file() else []
@@ -249,7 +257,7 @@ def _await_step(job: TimedJob, step: int) -> float:
             return float(json.loads(found[0])["end"])
         time.sleep(POLL_SECONDS)
     job.finish()
-    raise TimeoutError(f"step {step} did not begin within {START_SECONDS:g} s")
+    raise TimeoutError(f"{name} of step {step} did not come within {START_SECONDS:g} s")
 
 
 def _parts_of(log: Log, shadow: str, kill: float, wait: float, instead: float) -> tuple[float, ...]:

@@ -22,9 +22,8 @@ from megatron_bamboo.schedule.takeover import Progress, surviving_progress, take
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """A victim, the schedule of whole steps before its loss, and what survivors had done then."""
+    """A victim, and what survivors had done then."""
 
-    schedule: Schedule
     victim: int
     published: Mapping[int, StepProgress]
 
@@ -61,6 +60,7 @@ class PipelineView:
         self.tied = tied and layout.num_stages > 1
         self.num_chunks = layout.num_chunks
         compute = compute_schedule(layout.num_stages, layout.num_chunks, layout.num_microbatches)
+        # The schedule of whole steps, before the losses below.
         self._steady = lower(add_redundancy(compute, redundancy, costs))
         self.in_force = self._steady
         self._losses: list[_Loss] = []  # since the last step began
@@ -72,13 +72,13 @@ class PipelineView:
         Where others were already in this step when a node was lost, what they had done in it
         counts: the takeover is then one in the middle of this step.
         """
-        self.in_force = self._steady
-        hit = [bool(loss.progress_in(step)) for loss in self._losses]
-        if any(hit):
-            losses = self._losses[hit.index(True) :]
-            self.in_force = losses[0].schedule
-            for loss in losses:
-                self.in_force = take_over(self.in_force, loss.victim, loss.progress_in(step))
+        hit: Schedule | None = None
+        for loss in self._losses:
+            made = loss.progress_in(step)
+            if made or hit is not None:
+                hit = take_over(hit or self._steady, loss.victim, made)
+            self._steady = take_over(self._steady, loss.victim, {})
+        self.in_force = hit or self._steady
         self._losses.clear()
         return (*self.in_force.programs[self.rank], *self.tail())
 
@@ -125,20 +125,21 @@ class PipelineView:
     ) -> list[Action]:
         """Take over from the victims, in this step and in all that follow.
 
+        What the later ones are is asked only when the next begins: now others wait.
+
         All survivors do so from the same published progress, so that each knows the others'
         programs, also when a second loss follows. Returns what still holds of what this worker has
         ``done``, which may be more than it published: a message to a victim is gone.
         """
-        known = _Loss(self.in_force, -1, published).progress_in(step)
+        known = _Loss(-1, published).progress_in(step)
         known[self.rank] = _without_gone_sends(known.get(self.rank, Progress()), done)
         exact = Progress(done=frozenset(done))
         for victim in victims:
-            self._losses.append(_Loss(self._steady, victim, published))
+            self._losses.append(_Loss(victim, published))
             before = self.in_force
             self.in_force = take_over(before, victim, known)
             known = {r: surviving_progress(before, victim, {r: known[r]}) for r in known}
             exact = surviving_progress(before, victim, {self.rank: exact})
-            self._steady = take_over(self._steady, victim, {})
         return [action for action in done if action in exact.done]
 
     def neighbours(self) -> frozenset[str]:
