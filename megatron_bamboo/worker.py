@@ -316,6 +316,7 @@ class Worker:
             progress=self._executor.progress,
             read_plan=self._read_plan,
             wake=self._mailbox.wake,
+            prepare=self._executor.prepare,
         )
 
     def _make_store(self, prefix: str) -> BambooStore:

@@ -76,6 +76,7 @@ class Handlers:
     progress: Callable[[], StepProgress]
     read_plan: Callable[[bytes], Plan]
     wake: Callable[[], None]
+    prepare: Callable[[Plan], None]  # what the main thread need not do itself, which may compute
 
 
 class EpochWatch:
@@ -96,6 +97,8 @@ class EpochWatch:
         self._ledger = ledger
         self._handlers = handlers
         self._condition = threading.Condition()
+        self._preparing = threading.Lock()
+        self._progress: dict[str, StepProgress] = {}  # by key; a key is written once
         self._pending: list[Plan] = []
         self._newest = plan
         self._closed = False
@@ -112,8 +115,8 @@ class EpochWatch:
         return bool(self._pending)
 
     def take_pending(self) -> Plan:
-        """The oldest plan that has not been acted upon."""
-        with self._condition:
+        """The oldest plan that has not been acted upon, prepared."""
+        with self._preparing, self._condition:
             return self._pending.pop(0)
 
     def wait_for_plan(self, seconds: float, why: str) -> None:
@@ -152,9 +155,11 @@ class EpochWatch:
 
     def _published(self, key: str, worker: str, deadline: float) -> StepProgress | None:
         while time.monotonic() < deadline:
+            if (known := self._progress.get(key)) is not None:
+                return known
             value = self._client.get(key)
             if value is not None:
-                return StepProgress.from_json(value)
+                return self._progress.setdefault(key, StepProgress.from_json(value))
             if any(worker in plan.lost for plan in list(self._pending)):
                 return None
             if self._client.get(f"done/{worker}") is not None:
@@ -196,11 +201,13 @@ class EpochWatch:
         # A node that was declared lost while records were gathered is in no announcement.
         self._handlers.leave_groups(epoch, workers_of(map(node_of, plan.lost), self._tensor_size))
         self._ledger.decide(plan.decision)
-        with self._condition:
-            self._newest = plan
-            self._pending.append(plan)
-            self._condition.notify_all()
-        self._handlers.wake()
+        with self._preparing:
+            with self._condition:
+                self._newest = plan
+                self._pending.append(plan)
+                self._condition.notify_all()
+            self._handlers.wake()
+            self._handlers.prepare(plan)
 
     def _leave(self, epoch: int, lost: Collection[str]) -> None:
         record = self._ledger.leave(epoch).to_json().encode()

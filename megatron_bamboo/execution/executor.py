@@ -7,6 +7,7 @@ plan that says so. Megatron's ``forward_backward_func`` is the forward and backw
 program; the training step runs its tail.
 """
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from megatron_bamboo.config import Layout
 from megatron_bamboo.data.replay import ReplayedIterator
 from megatron_bamboo.execution.compute import Compute
 from megatron_bamboo.execution.epochs import EpochWatch, StepProgress
-from megatron_bamboo.execution.errors import EpochEnded, PeerLost
+from megatron_bamboo.execution.errors import DeadlineExceeded, EpochEnded, PeerLost
 from megatron_bamboo.execution.ledger import CommitLedger
 from megatron_bamboo.execution.mailbox import Message
 from megatron_bamboo.execution.pipeline import PipelineView
@@ -27,6 +28,7 @@ from megatron_bamboo.execution.registry import (
     COMMIT_GROUP,
     GroupRegistry,
     memberships,
+    neighbours,
     stage_group,
 )
 from megatron_bamboo.execution.step_state import StepState
@@ -46,6 +48,9 @@ from megatron_bamboo.schedule.actions import (
 )
 from megatron_bamboo.schedule.takeover import Progress
 from megatron_bamboo.script.providers import ForwardStepFunc
+
+# Every survivor's progress is there when a plan is: it waits only where one has just been lost.
+PREPARE_SECONDS = 1.0
 
 _LOGGED_AS_DONE = COMPUTE_OPS | SEND_OPS
 # Workers that share layers compute together, and sum what sequence parallelism has split.
@@ -143,6 +148,22 @@ class Executor:
         while watch.has_pending():
             self._switch(watch.take_pending())
         return self._plan
+
+    def prepare(self, plan: Plan) -> None:
+        """Do what a plan asks for and can be done while the main thread computes.
+
+        Called from the control thread. The channels that are new are opened, and what remains of
+        the step is worked out; if that cannot be done yet, the main thread does it.
+        """
+        parts, view = self._parts, self._view
+        groups = self._memberships(plan)
+        parts.registry.add_pairs(plan.epoch, groups)
+        pipeline = plan.pipelines[view.number]
+        parts.transport.connect(neighbours(pipeline, view.node, view.num_chunks, view.tied))
+        if victims := view.victims(plan):
+            with contextlib.suppress(DeadlineExceeded):
+                published = self._published_progress(plan, PREPARE_SECONDS)
+                view.prepare(victims, published, self._state.step)
 
     def progress(self) -> StepProgress:
         """How far this worker has come; called from the control thread."""
@@ -250,7 +271,7 @@ class Executor:
         parts, state, before = self._parts, self._state, self._plan
         parts.ledger.follow(plan.epoch)
         victims = self._view.victims(plan)
-        published = self._published_progress(plan) if victims else {}
+        published = self._published_progress(plan, parts.wait_seconds) if victims else {}
         state.done[:] = self._view.follow(victims, published, state.step, state.done)
         self._plan = plan
         self._join(plan)
@@ -273,24 +294,27 @@ class Executor:
     def _is_passed(self) -> bool:
         return self._parts.ledger.passed_vector(self._state.step) is not None
 
-    def _published_progress(self, plan: Plan) -> dict[int, StepProgress]:
+    def _published_progress(self, plan: Plan, seconds: float) -> dict[int, StepProgress]:
         """By rank, what the survivors of this pipeline published when the epoch ended."""
         assert self._watch is not None
         published = {}
         for rank in self._view.survivors(plan):
             node = self._view.pipeline.ranks[rank]
-            progress = self._watch.progress_of(plan.epoch - 1, node, self._parts.wait_seconds)
+            progress = self._watch.progress_of(plan.epoch - 1, node, seconds)
             if progress is not None:
                 published[rank] = progress
         return published
 
     def _join(self, plan: Plan) -> None:
         parts, view = self._parts, self._view
-        size = parts.layout.tensor_size
-        groups = memberships(plan, parts.worker, view.num_chunks, view.tied, size)
-        parts.registry.update(plan.epoch, groups)
+        parts.registry.update(plan.epoch, self._memberships(plan))
         view.set_pipeline(plan.pipelines[view.number])
         parts.transport.connect(view.neighbours())
+
+    def _memberships(self, plan: Plan) -> dict[str, tuple[str, ...]]:
+        parts, view = self._parts, self._view
+        size = parts.layout.tensor_size
+        return memberships(plan, parts.worker, view.num_chunks, view.tied, size)
 
     # The actions.
 

@@ -33,6 +33,16 @@ class _Loss:
 
 
 @dataclass(frozen=True, slots=True)
+class _Foreseen:
+    """A takeover that was worked out before it was asked for."""
+
+    schedule: Schedule
+    victim: int
+    known: Mapping[int, Progress]
+    remaining: Schedule
+
+
+@dataclass(frozen=True, slots=True)
 class _Awaited:
     """The messages that a schedule has for this worker where a plan has placed its stages."""
 
@@ -65,6 +75,7 @@ class PipelineView:
         self.in_force = self._steady
         self._losses: list[_Loss] = []  # since the last step began
         self._awaited: _Awaited | None = None
+        self._foreseen: _Foreseen | None = None
 
     def begin_step(self, step: int) -> Program:
         """The program of a step, tail included.
@@ -116,6 +127,19 @@ class PipelineView:
         """The live ranks of this pipeline under a plan, this worker's included."""
         return tuple(sorted(set(plan.pipelines[self.number].placement())))
 
+    def prepare(
+        self, victims: Sequence[int], published: Mapping[int, StepProgress], step: int
+    ) -> None:
+        """Work out a takeover that is soon to be followed; from another thread.
+
+        If anything has changed by then, or there are several victims, it is worked out anew.
+        """
+        schedule, known = self.in_force, _Loss(-1, published).progress_in(step)
+        known.setdefault(self.rank, Progress())
+        for victim in victims[:1]:
+            remaining = take_over(schedule, victim, known)
+            self._foreseen = _Foreseen(schedule, victim, known, remaining)
+
     def follow(
         self,
         victims: Sequence[int],
@@ -137,10 +161,19 @@ class PipelineView:
         for victim in victims:
             self._losses.append(_Loss(victim, published))
             before = self.in_force
-            self.in_force = take_over(before, victim, known)
+            self.in_force = self._take_over(before, victim, known)
             known = {r: surviving_progress(before, victim, {r: known[r]}) for r in known}
             exact = surviving_progress(before, victim, {self.rank: exact})
         return [action for action in done if action in exact.done]
+
+    def _take_over(
+        self, schedule: Schedule, victim: int, known: Mapping[int, Progress]
+    ) -> Schedule:
+        ahead, self._foreseen = self._foreseen, None
+        asked = (schedule, victim, known)
+        if ahead is not None and asked == (ahead.schedule, ahead.victim, ahead.known):
+            return ahead.remaining
+        return take_over(schedule, victim, known)
 
     def neighbours(self) -> frozenset[str]:
         """The nodes that this one exchanges messages with."""

@@ -151,6 +151,13 @@ class GroupRegistry:
             }
             self._drop(lambda name, _members: name not in kept)
 
+    def add_pairs(self, epoch: int, groups: dict[str, tuple[str, ...]]) -> None:
+        """Learn of a plan's new pairs before it is followed, so that they can be made already."""
+        with self._lock:
+            for name, members in groups.items():
+                if _is_pair(name):
+                    self._memberships.setdefault(name, Membership(members, epoch))
+
     def get(self, name: str) -> Group | None:
         """The group of this name, made if need be; None where this worker is alone in it.
 

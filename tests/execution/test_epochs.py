@@ -55,11 +55,14 @@ class Worker:
         self.name = ME if tensor_size == 1 else f"{ME}:{tensor_rank}"
         self.ledger = CommitLedger(self.name)
         self.keys_at_progress: list[int] = []
+        self.prepared: list[int] = []
+        self.may_prepare = threading.Event()
+        self.may_prepare.set()
 
         def read_plan(text: bytes) -> Plan:
             return Plan.from_json(text).for_tensor_rank(tensor_rank, tensor_size)
 
-        handlers = Handlers(self._leave, self._progress, read_plan, self.woken.set)
+        handlers = Handlers(self._leave, self._progress, read_plan, self.woken.set, self._prepare)
         plan = START.for_tensor_rank(tensor_rank, tensor_size)
         self.watch = EpochWatch(client, self.name, tensor_size, plan, self.ledger, handlers)
         self.watch.start()
@@ -70,6 +73,10 @@ class Worker:
     def _progress(self) -> StepProgress:
         self.keys_at_progress.append(self.client.count("record/"))
         return MADE
+
+    def _prepare(self, plan: Plan) -> None:
+        assert self.may_prepare.wait(10)
+        self.prepared.append(plan.epoch)
 
     def follow(self, seconds: float = 10) -> Plan:
         self.watch.wait_for_plan(seconds, "waiting")
@@ -299,3 +306,16 @@ def test_a_worker_that_was_told_to_stop_following_is_not_ended(
         os._exit(0)
 
     assert exit_status(server, finish) == 0
+
+
+def test_the_main_thread_turns_to_a_plan_at_once_and_gets_it_when_it_is_prepared(
+    worker: Worker, client: StoreClient
+) -> None:
+    worker.may_prepare.clear()
+    announce(client, 0, VICTIM)
+    publish(client, NEXT)
+    worker.watch.wait_for_plan(10, "waiting")
+    assert worker.watch.has_pending() and worker.prepared == []
+    threading.Timer(0.05, worker.may_prepare.set).start()
+    assert worker.watch.take_pending().epoch == 1
+    assert worker.prepared == [1]

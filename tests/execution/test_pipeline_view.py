@@ -5,13 +5,14 @@ from collections.abc import Iterable
 import pytest
 
 from megatron_bamboo.config import Layout
+from megatron_bamboo.execution import pipeline
 from megatron_bamboo.execution.epochs import StepProgress
 from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, TAIL_OPS, Action, Op
 from megatron_bamboo.schedule.costs import Costs
 from megatron_bamboo.schedule.redundancy import Redundancy
-from megatron_bamboo.schedule.takeover import Progress
+from megatron_bamboo.schedule.takeover import Progress, take_over
 from megatron_bamboo.schedule.validate import validate
 
 STAGES, MICROBATCHES, STEP = 4, 4, 5
@@ -219,6 +220,26 @@ def test_all_survivors_see_the_same_schedule() -> None:
         )
         seen.append(view.in_force)
     assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_takeover_that_was_prepared_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, is_changed: bool
+) -> None:
+    plan = plan_after_loss(START, {"node2"}, None)
+    done = actions("1.0F0 1.0SEND_F0 1.0F1")
+    now = {1: StepProgress(STEP, Progress(frozenset(done)))}
+    then = {1: StepProgress(STEP, Progress(frozenset(done[:1])))} if is_changed else now
+    view, other = view_of("node1"), view_of("node1")
+    for each in (view, other):
+        each.begin_step(STEP)
+    follow(other, plan, done, now)
+    view.prepare(view.victims(plan), then, STEP)
+    calls = []
+    monkeypatch.setattr(pipeline, "take_over", lambda *known: calls.append(1) or take_over(*known))
+    follow(view, plan, done, now)
+    assert view.in_force == other.in_force
+    assert len(calls) == is_changed
 
 
 def test_where_others_were_a_step_ahead_their_work_in_it_counts() -> None:

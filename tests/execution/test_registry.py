@@ -109,6 +109,20 @@ def test_collectives_end_with_their_epoch_and_pairs_do_not(monkeypatch: pytest.M
     assert groups.get("pair/node0+node1") is pair
 
 
+def test_a_pair_of_the_next_plan_can_be_made_before_it_is_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = made_by(monkeypatch, make_at_once)
+    after = {"stage0": ("node0", "node3"), "pair/node0+node3": ("node0", "node3")}
+    groups.add_pairs(1, after)
+    early = groups.get("pair/node0+node3")
+    stage = groups.get("stage0")
+    assert early is not None and stage is not None and stage.members == MEMBERS
+    groups.update(1, after)
+    assert groups.get("pair/node0+node3") is early
+    assert groups.get("pair/node0+node2") is None
+
+
 def test_all_members_compute_the_same_groups() -> None:
     plan = initial_plan(NODES, 3, 4, "lazy")
     for later in (plan, plan_after_loss(plan, {"node4"}, None)):
