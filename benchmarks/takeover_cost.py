@@ -12,8 +12,8 @@ victim's stage, in undisturbed iterations of the same mode, without *wait*: what
 took that the shadow was in, which it ends first. *Stretch*: what the hit iteration takes more than
 an undisturbed one. *Bound*: the stretch by the shadow's work alone (``shadow_bound.py``).
 *Excess*: stretch - bound - pause. *Simulated*: the stretch that the simulator plays without any
-pause, by the order in which the product does things. 100 % is the last moment before the first
-stage ends its last backward: then the commit comes. Kills after that are made again.
+pause, by the order in which the product does things. 100 % is the middle of the first stage's last
+backward, with which the iteration ends: then the commit comes. Kills after that are made again.
 
 Results are kept by kill and by the code they were had with, so that a run that was ended goes on.
 """
@@ -52,8 +52,6 @@ MOMENTS = (0.25, 0.5, 0.75, 1.0)
 PAPERS_PAUSES = {0.25: 0.175, 0.5: 0.272, 0.75: 0.355, 1.0: 0.487}
 HIT_STEP = 2
 UNDISTURBED_STEPS = 3
-# Before the end of the last backward, for one at 100 %.
-LAST_MOMENT_SECONDS = 0.05
 TRIES = 4
 START_SECONDS = 120.0
 POLL_SECONDS = 0.01
@@ -191,7 +189,7 @@ class Benchmark:
             return began + cell.moment * median(one.compute_seconds for one in undisturbed)
         received = f"{Op.RECV_B}{self._emulation.num_microbatches - 1}"
         last = _await_action(job, received, HIT_STEP)
-        return last + self._seconds()[0, Op.B] - LAST_MOMENT_SECONDS
+        return last + self._seconds()[0, Op.B] / 2
 
     def _cost_of(self, log: Log, cell: Cell, kill: float) -> Kill:
         shadow_stage = (cell.stage - 1) % self._emulation.num_stages
