@@ -18,7 +18,7 @@ from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.config import ExtraArgsProvider, Layout, Options, check_options, parse_flags
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.raised import Raised, tell_raised
-from megatron_bamboo.membership.store_client import StoreClient
+from megatron_bamboo.membership.store_client import NodeFenced, StoreClient
 from megatron_bamboo.quiet import quiet_megatron_import
 
 with quiet_megatron_import():
@@ -29,6 +29,7 @@ with quiet_megatron_import():
     from megatron_bamboo.checkpoint.start import prepare_checkpoints
     from megatron_bamboo.data.fingerprint import fingerprint
     from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
+    from megatron_bamboo.execution.epochs import FENCED_STATUS
     from megatron_bamboo.execution.errors import TrainingError
     from megatron_bamboo.execution.whereabouts import Whereabouts
     from megatron_bamboo.model import cpu
@@ -195,6 +196,7 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
         tensor_size=layout.tensor_size,
         start_step=start.step,
         loaded_from=options.checkpoint.load if start.step else None,
+        lease_seconds=options.bamboo.bamboo_lease,
     ).write(job_dir)
 
 
@@ -202,7 +204,9 @@ def _train(script: Script, options: Options, layout: Layout) -> int:
     """Train on this node until the last step."""
     _prepare_torch()
     environment = WorkerEnvironment.read()
-    client = StoreClient(environment.store, environment.store_deadline_seconds)
+    client = StoreClient(
+        environment.store, environment.store_deadline_seconds, environment.worker, _leave
+    )
     where = Whereabouts(environment.start_step)
     try:
         Worker(script, options, layout, environment, client, where).train()
@@ -219,6 +223,12 @@ def _train(script: Script, options: Options, layout: Layout) -> int:
         _end_now(TRAINING_ERROR_STATUS)
     client.set(f"done/{environment.worker}", b"1")
     return 0
+
+
+def _leave(fenced: NodeFenced) -> NoReturn:
+    """End a worker whose node was declared lost, whatever its threads are at."""
+    sys.stderr.write(f"{fenced}\n")
+    _end_now(FENCED_STATUS)
 
 
 def _end_now(status: int) -> NoReturn:

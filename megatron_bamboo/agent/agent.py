@@ -8,7 +8,6 @@ whatever they have started by its guard.
 """
 
 import os
-import selectors
 import signal
 import socket
 import time
@@ -16,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from megatron_bamboo.agent.guard import start_guard
 from megatron_bamboo.agent.process import (
@@ -27,13 +26,12 @@ from megatron_bamboo.agent.process import (
     fork,
     spawn,
 )
-from megatron_bamboo.membership.frames import encode_frame, receive_frame
+from megatron_bamboo.agent.watch import NodeWatch, send
+from megatron_bamboo.membership.frames import receive_frame
 from megatron_bamboo.observe.events import EventLog
 
 # The coordinator listens before it starts agents, but answers only when all are started.
 HELLO_SECONDS = 60.0
-# A frame that has begun to arrive is whole within this time.
-FRAME_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +43,7 @@ class AgentSettings:
     job_dir: Path
     worker_environments: Mapping[str, Mapping[str, str]]
     """By worker's name."""
+    lease_seconds: float
 
 
 StartWorker = Callable[[Mapping[str, str]], WorkerHandle]
@@ -88,8 +87,8 @@ def run_agent(settings: AgentSettings, start_worker: StartWorker) -> NoReturn:
         for name, environment in settings.worker_environments.items():
             workers[name] = worker = start_worker(environment)
             events.emit("worker_started", worker=name, pid=worker.pid, agent=os.getpid())
-            _send(link, {"op": "started", "worker": name, "pid": worker.pid})
-        _watch(link, workers, events)
+            send(link, {"op": "started", "worker": name, "pid": worker.pid})
+        NodeWatch(link, workers, events, settings.lease_seconds).run()
     # Shown in the node's log, before the signal below ends this process.
     except BaseException:
         traceback.print_exc()
@@ -111,44 +110,6 @@ def _say_hello(settings: AgentSettings) -> socket.socket:
     host, _, port = settings.store_address.rpartition(":")
     until = time.monotonic() + HELLO_SECONDS
     link = socket.create_connection((host, int(port)), timeout=HELLO_SECONDS)
-    _send(link, {"op": "hello", "node": settings.node, "pid": os.getpid()})
+    send(link, {"op": "hello", "node": settings.node, "pid": os.getpid()})
     receive_frame(link, until)
     return link
-
-
-def _watch(link: socket.socket, workers: Mapping[str, WorkerHandle], events: EventLog) -> None:
-    """Report each worker's end; return when the coordinator says stop or is gone.
-
-    This wait has no deadline of its own: the coordinator's process ending ends it.
-    """
-    with selectors.DefaultSelector() as selector:
-        selector.register(link, selectors.EVENT_READ, data="")
-        for name, worker in workers.items():
-            selector.register(os.pidfd_open(worker.pid), selectors.EVENT_READ, data=name)
-        while True:
-            for key, _ in selector.select():
-                if key.data:
-                    selector.unregister(key.fileobj)
-                    _report_end(link, key.data, workers[key.data], events)
-                elif _is_over(link, events):
-                    return
-
-
-def _report_end(link: socket.socket, name: str, worker: WorkerHandle, events: EventLog) -> None:
-    status = worker.poll()
-    events.emit("worker_exited", worker=name, pid=worker.pid, status=status)
-    _send(link, {"op": "exited", "worker": name, "status": status})
-
-
-def _is_over(link: socket.socket, events: EventLog) -> bool:
-    try:
-        message = receive_frame(link, time.monotonic() + FRAME_SECONDS)
-    except OSError:
-        events.emit("coordinator_gone")
-        return True
-    return message.get("op") == "stop"
-
-
-def _send(link: socket.socket, message: Mapping[str, Any]) -> None:
-    link.settimeout(FRAME_SECONDS)
-    link.sendall(encode_frame(message))

@@ -7,6 +7,7 @@ into the next epoch. The decisions themselves are pure functions elsewhere
 """
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -33,6 +34,9 @@ from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_afte
 # from then on nobody needs the rendezvous keys of older epochs.
 STEPS_TO_FORM_GROUPS = 2
 
+LOOK_SECONDS = 0.25
+"""How often the nodes' leases are looked at."""
+
 FAILED_KEY = "failed"
 """Written by a worker whose training cannot go on anywhere: the reason in one line."""
 
@@ -46,7 +50,7 @@ class Coordinator:
 
     def __init__(self, spec: JobSpec, table: Table, events: EventLog, reporter: Reporter) -> None:
         shape = spec.shape
-        self.members = Members(spec.nodes, table, events, shape.tensor_size)
+        self.members = Members(spec.nodes, table, events, shape.tensor_size, shape.lease_seconds)
         self._deadlines = spec.deadlines
         self._table = table
         self._events = events
@@ -133,12 +137,15 @@ class Coordinator:
 
     async def _hear(self, until: float) -> bool:
         """Wait for news; whether there was any by the monotonic time ``until``."""
-        try:
-            async with asyncio.timeout(until - time.monotonic()):
-                await self.members.news.wait()
-        except TimeoutError:
-            return False
-        self.members.news.clear()
+        news = self.members.news
+        while not news.is_set():
+            if (left := until - time.monotonic()) <= 0:
+                return False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, LOOK_SECONDS)):
+                    await news.wait()
+            self.members.fence_silent()
+        news.clear()
         self._say_reports()
         # Every worker finds the same and ends: no node is lost, the training has failed.
         if (reason := self._table.get(FAILED_KEY)) is not None:

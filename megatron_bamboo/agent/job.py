@@ -12,6 +12,7 @@ from megatron_bamboo.errors import UserError
 from megatron_bamboo.schedule.actions import TAIL_OPS
 
 JOB_FILE = "job.json"
+LEASE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class JobShape:
     """Steps that a checkpoint holds already."""
     loaded_from: str | None = None
     """The folder of that checkpoint."""
+    lease_seconds: float = LEASE_SECONDS
+    """A node of which nothing was heard for so long is lost."""
 
     def write(self, job_dir: Path) -> None:
         """Leave the shape where the launcher looks for it."""

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from megatron_bamboo.agent.job import LEASE_SECONDS
+from megatron_bamboo.agent.leases import Leases
 from megatron_bamboo.membership.raised import Raised
 from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Table
@@ -19,13 +21,19 @@ class Members:
     """
 
     def __init__(
-        self, nodes: Sequence[str], table: Table, events: EventLog, tensor_size: int = 1
+        self,
+        nodes: Sequence[str],
+        table: Table,
+        events: EventLog,
+        tensor_size: int = 1,
+        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         self._nodes = tuple(nodes)
         self._tensor_size = tensor_size
         self._table = table
         self._events = events
         self._links: dict[str, AgentLink] = {}
+        self._leases = Leases(lease_seconds)
         self._exited: set[str] = set()
         self.lost: dict[str, str] = {}
         """Each lost node with the sign that it is lost."""
@@ -59,6 +67,11 @@ class Members:
         """Take a node for lost and end it, though it may still run."""
         self._ended(node, cause)
 
+    def fence_silent(self) -> None:
+        """Take the nodes for lost whose lease is over; to be called several times a second."""
+        for node, seconds in self._leases.silent().items():
+            self.fence(node, f"nothing was heard of it for {seconds:.1f} s")
+
     def stop(self) -> None:
         """End all nodes; how they end counts for nothing any more."""
         self._is_over = True
@@ -70,14 +83,18 @@ class Members:
         if link.node not in self.missing():
             raise ValueError(f"no node named {link.node} is expected")
         self._links[link.node] = link
+        self._leases.grant(link.node)
         self._events.emit("agent_joined", node=link.node, pid=link.pid)
         self.news.set()
 
     def heard(self, link: AgentLink, message: Mapping[str, Any]) -> None:
-        """An agent reported its worker's start or end."""
+        """An agent said that it is there, or reported its worker's start or end."""
         match message:
             case {"op": "started", "worker": worker, "pid": pid}:
                 self._events.emit("worker_started", node=link.node, worker=worker, pid=pid)
+            case {"op": "alive", "word": str(word)}:
+                if (answer := self._leases.renew(link.node, word)) is not None:
+                    link.send({"op": "heard", "word": answer})
             case {"op": "exited", "worker": str(worker), "status": int(status)}:
                 self._worker_exited(link.node, worker, status)
 
@@ -103,12 +120,14 @@ class Members:
     def _ended(self, node: str, cause: str) -> None:
         if self._is_over or node in self.finished or node in self.lost:
             return
+        self._leases.end(node)
         if self.is_done(node):
             self.finished.add(node)
             self._events.emit("finished", node=node, cause=cause)
         else:
             self.lost[node] = cause
             self._events.emit("loss", node=node, cause=cause)
-            # Whatever else runs there has nothing to live for.
-            self._links[node].send({"op": "stop"})
+            # Whatever still runs there, or will when it is awake again, is refused and ended.
+            self._table.fenced.add(node)
+            self._links[node].send({"op": "stop", "cause": cause})
         self.news.set()

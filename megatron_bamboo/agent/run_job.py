@@ -105,7 +105,7 @@ def _settings(spec: JobSpec, node: str, address: str) -> AgentSettings:
     workers = {
         worker_name(node, t, size): worker_environment(spec, node, t, address) for t in range(size)
     }
-    return AgentSettings(node, address, spec.job_dir, workers)
+    return AgentSettings(node, address, spec.job_dir, workers, spec.shape.lease_seconds)
 
 
 def _end(nodes: Sequence[NodeHandle]) -> None:

@@ -26,6 +26,8 @@ from megatron_bamboo.schedule.schedule import MAX_CHUNKS, MAX_MICROBATCHES, MAX_
 LARGEST_SIZE = 2**31 - 1
 # Beyond, float32 could not hold what is scaled and unscaled.
 LEAST_LOSS_SCALE, LARGEST_LOSS_SCALE = 2.0**-40, 2.0**60
+# Shorter ones a busy machine would break; longer ones nobody waits for.
+SHORTEST_LEASE, LONGEST_LEASE = 1.0, 3600.0
 # Below, a wait rounds to nothing; above, it is no wait that anyone means.
 SHORTEST_TIMEOUT_MINUTES, LONGEST_TIMEOUT_MINUTES = 0.01, 7 * 24 * 60
 
@@ -267,6 +269,11 @@ def _check_ranges(options: Options) -> None:
     ):
         if not 0.0 < value < math.inf:
             raise UserError(f"{flag_of(name)} must be more than 0")
+    if not SHORTEST_LEASE <= options.bamboo.bamboo_lease <= LONGEST_LEASE:
+        raise UserError(
+            f"--bamboo-lease must be between {SHORTEST_LEASE:g} and {LONGEST_LEASE:g} seconds, "
+            f"not {options.bamboo.bamboo_lease:g}"
+        )
     minutes = options.parallel.distributed_timeout_minutes
     if not SHORTEST_TIMEOUT_MINUTES <= minutes <= LONGEST_TIMEOUT_MINUTES:
         raise UserError(

@@ -169,16 +169,15 @@ class BambooOptions:
         "with bubble: JSON file of what forwards and backwards take (default: 1 and 2)",
         None,
     )
+    bamboo_lease: float = _option(
+        "seconds after which a node of which nothing was heard is lost", 5.0
+    )
     bamboo_emulated_forward_ms: str | None = _option(
         "with emulated layers: what a layer's forward takes, or a list with one a layer: 50,60",
         None,
     )
     bamboo_emulated_backward_ms: str | None = _option(
         "with emulated layers: what a layer's backward takes, likewise", None
-    )
-    bamboo_emulated_bandwidth: float | None = _option(
-        "with emulated layers: MB/s of the link by which a node gets its messages (default: as is)",
-        None,
     )
 
 

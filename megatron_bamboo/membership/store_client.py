@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from megatron_bamboo.membership.frames import (
@@ -35,13 +35,30 @@ class StoreTimeout(TimeoutError):
     """A call was not answered, or a key did not appear, within its deadline."""
 
 
-class StoreClient:
-    """The store at ``host:port``; every call ends within ``deadline_seconds`` or its own time."""
+class NodeFenced(Exception):
+    """This worker's node was declared lost: it must apply and write nothing any more."""
 
-    def __init__(self, address: str, deadline_seconds: float) -> None:
+
+class StoreClient:
+    """The store at ``host:port``; every call ends within ``deadline_seconds`` or its own time.
+
+    Args:
+        worker: whose calls these are, so that they are refused once its node is lost.
+        fenced: called, in whatever thread, when they are; by default the call raises NodeFenced.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        deadline_seconds: float,
+        worker: str = "",
+        fenced: Callable[[NodeFenced], None] | None = None,
+    ) -> None:
         host, _, port = address.rpartition(":")
         self._endpoint = (host, int(port))
         self._address = address
+        self._worker = worker
+        self._fenced = fenced
         self.deadline_seconds = deadline_seconds
         self._local = threading.local()
         self._connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -118,8 +135,8 @@ class StoreClient:
         request = {"op": op, "timeout": timeout_seconds} | fields
         return self._exchange(request, timeout_seconds + ANSWER_GRACE_SECONDS)
 
-    def _exchange(self, request: Mapping[str, Any], deadline_seconds: float) -> dict[str, Any]:
-        frame = encode_frame(request)
+    def _exchange(self, request: dict[str, Any], deadline_seconds: float) -> dict[str, Any]:
+        frame = encode_frame(request | {"worker": self._worker})
         until = time.monotonic() + deadline_seconds
         what = f"{request['op']} {request.get('key', request.get('keys'))}"
         while True:
@@ -137,6 +154,11 @@ class StoreClient:
                 if self._closed or request["op"] == "add":
                     raise StoreError(f"{what}: {error}") from error
                 time.sleep(RETRY_SECONDS)
+        if "fenced" in reply:
+            fenced = NodeFenced(f"{self._worker}: its node was declared lost; {what} is refused")
+            if self._fenced is not None:
+                self._fenced(fenced)
+            raise fenced
         if "error" in reply:
             raise ValueError(f"{what}: {reply['error']}")
         return reply

@@ -21,6 +21,7 @@ from megatron_bamboo.membership.frames import (
     read_frame,
 )
 from megatron_bamboo.membership.table import Table
+from megatron_bamboo.membership.workers import node_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +135,8 @@ class StoreServer:
 
     async def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         table = self.table
+        if node_of(str(request.get("worker", ""))) in table.fenced:
+            return {"fenced": True}
         match request["op"]:
             case "get":
                 return {"value": encode_value(table.get(_key(request)))}

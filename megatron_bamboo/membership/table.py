@@ -14,6 +14,8 @@ class Table:
     """A dictionary from text to bytes that others can wait for."""
 
     def __init__(self) -> None:
+        self.fenced: set[str] = set()
+        """The nodes that are lost: nothing that they ask for is answered any more."""
         self._values: dict[str, bytes] = {}
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._subscribers: list[tuple[str, Subscriber]] = []

@@ -46,9 +46,6 @@ class Op(StrEnum):
     # Applies the step to all that the worker holds, purely locally; its stage is the rank.
     STEP = "STEP"
 
-    # That of an enumeration is a Python function; actions are hashed by the thousand.
-    __hash__ = str.__hash__
-
 
 COMPUTE_OPS = frozenset({Op.F, Op.B, Op.RF})
 SEND_OPS = frozenset({Op.SEND_F, Op.SEND_B})

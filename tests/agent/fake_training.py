@@ -28,6 +28,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--pipelines", type=int, default=1)
     parser.add_argument("--iters", type=int, default=4)
     parser.add_argument("--redundancy", default="lazy")
+    parser.add_argument("--lease", type=float, default=5.0)
     parser.add_argument("--pause", type=float, default=0.002)
     parser.add_argument("--prepare", choices=["well", "refuse", "raise", "silent", "sleep"])
     parser.add_argument("--misbehave", action="append", default=[], metavar="NODE:HOW")
@@ -46,7 +47,15 @@ def prepare(options: argparse.Namespace) -> int:
         case "sleep":
             (Path(os.environ["BAMBOO_JOB_DIR"]) / "preparing").write_text(str(os.getpid()))
             time.sleep(60)
-    shape = JobShape(options.stages, options.pipelines, 2, options.redundancy, options.iters, 16)
+    shape = JobShape(
+        options.stages,
+        options.pipelines,
+        2,
+        options.redundancy,
+        options.iters,
+        16,
+        lease_seconds=options.lease,
+    )
     shape.write(Path(os.environ["BAMBOO_JOB_DIR"]))
     return 0
 
@@ -63,7 +72,7 @@ class Worker:
             w.partition(":")[2] for w in options.misbehave if w.startswith(self.node + ":")
         }
         deadline = float(os.environ["BAMBOO_STORE_DEADLINE"])
-        self.store = StoreClient(os.environ["BAMBOO_STORE"], deadline)
+        self.store = StoreClient(os.environ["BAMBOO_STORE"], deadline, self.node)
         self.events = EventLog(Path(os.environ["BAMBOO_JOB_DIR"]) / "events", self.node)
         inject = os.environ["BAMBOO_INJECT"]
         self.injection = Injection.parse(f"{self.node}@{inject}") if inject else None

@@ -78,6 +78,9 @@ class Launch:
             time.sleep(0.01)
         return value
 
+    def log(self, node: str) -> str:
+        return (self.job_dir / "logs" / f"{node}.log").read_text()
+
     def agents(self) -> dict[str, int]:
         """By node the process id of its agent, which is its process group."""
         return {event["node"]: event["pid"] for event in self.events("agent_joined")}

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_bamboo.agent.leases import FIRST_WORD
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Table
@@ -77,3 +78,18 @@ def test_a_node_whose_connection_ends_when_all_is_done_has_finished(node: Node) 
     node.done(*WORKERS)
     node.members.closed(node.link)
     assert (node.members.finished, node.members.lost) == ({"node0"}, {})
+
+
+def test_a_lost_node_is_told_why_and_refused(node: Node) -> None:
+    node.members.fence("node0", "it hangs")
+    assert node.members.lost == {"node0": "it hangs"}
+    assert node.table.fenced == {"node0"}
+    assert b"it hangs" in node.link.writer.told[-1]  # type: ignore[attr-defined]
+    told = len(node.link.writer.told)  # type: ignore[attr-defined]
+    node.members.heard(node.link, {"op": "alive", "word": FIRST_WORD})
+    assert len(node.link.writer.told) == told  # type: ignore[attr-defined]
+
+
+def test_a_node_that_says_that_it_is_there_gets_another_word(node: Node) -> None:
+    node.members.heard(node.link, {"op": "alive", "word": FIRST_WORD})
+    assert b"heard" in node.link.writer.told[-1]  # type: ignore[attr-defined]

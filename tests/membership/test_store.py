@@ -16,7 +16,12 @@ import pytest
 from server_thread import ServerThread
 
 from megatron_bamboo.membership.frames import FRAME_LIMIT_BYTES, encode_frame, receive_frame
-from megatron_bamboo.membership.store_client import StoreClient, StoreError, StoreTimeout
+from megatron_bamboo.membership.store_client import (
+    NodeFenced,
+    StoreClient,
+    StoreError,
+    StoreTimeout,
+)
 from megatron_bamboo.membership.store_server import AgentLink
 
 
@@ -49,6 +54,26 @@ def test_one_of_many_writes_a_key_from_empty(client: StoreClient) -> None:
     assert client.get("record/0/node1") == winner
     assert client.compare_set("record/0/node1", winner, b"new") == b"new"
     assert client.compare_set("absent", b"something", b"new") is None
+
+
+def test_who_is_fenced_reads_and_writes_nothing(server: ServerThread, client: StoreClient) -> None:
+    told: list[NodeFenced] = []
+    late = StoreClient(server.address, 5, worker="node1:0")
+    ended = StoreClient(server.address, 5, worker="node1:1", fenced=told.append)
+    other = StoreClient(server.address, 5, worker="node2:0")
+    late.set("progress/0/node1:0", b"early")
+    server.call(server.table.fenced.add, "node1")
+    with pytest.raises(NodeFenced, match="compare_set record/0/node1:0 is refused"):
+        late.compare_set("record/0/node1:0", None, b"late")
+    with pytest.raises(NodeFenced):
+        late.set("progress/0/node1:0", b"late")
+    with pytest.raises(NodeFenced):
+        ended.wait(["plan/1"])
+    assert len(told) == 1
+    other.set("progress/0/node2:0", b"there")
+    assert client.get("record/0/node1:0") is None
+    assert client.get("progress/0/node1:0") == b"early"
+    assert client.get("progress/0/node2:0") == b"there"
 
 
 def test_adds_of_many_threads_add_up(client: StoreClient) -> None:

@@ -80,6 +80,20 @@ class RunningJob:
                 raise RuntimeError(f"{node} never came to step {step}\n{last_words(self.request)}")
             time.sleep(0.002)
 
+    def wait_for_event(self, kind: str) -> dict[str, Any]:
+        """Wait until something of this kind has happened; the first."""
+        until = time.monotonic() + JOB_SECONDS
+        while not (events := self.events(kind)):
+            if time.monotonic() > until or self.ended.is_set():
+                raise RuntimeError(f"there was no {kind}\n{last_words(self.request)}")
+            time.sleep(0.02)
+        return events[0]
+
+    @staticmethod
+    def now() -> float:
+        """The clock of the events."""
+        return time.monotonic()
+
     def finish(self, seconds: float = JOB_SECONDS) -> FinishedJob:
         """Wait for the end; a job that takes longer is ended, with its last words in the error."""
         if not self.ended.wait(seconds):
