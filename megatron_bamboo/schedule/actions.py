@@ -45,12 +45,19 @@ class Op(StrEnum):
     COMMIT = "COMMIT"
     # Applies the step to all that the worker holds, purely locally; its stage is the rank.
     STEP = "STEP"
+    # With the distributed optimizer: all holders of a stage get from its primaries the parameters
+    # that each of them has stepped. On the workers of its replicas its pair is RGATHER.
+    GATHER = "GATHER"
+    # The part in GATHER of a replica's worker.
+    RGATHER = "RGATHER"
 
 
 COMPUTE_OPS = frozenset({Op.F, Op.B, Op.RF})
 SEND_OPS = frozenset({Op.SEND_F, Op.SEND_B})
 RECEIVE_OPS = frozenset({Op.RECV_F, Op.RECV_B})
 TAIL_OPS = frozenset(Op) - COMPUTE_OPS - SEND_OPS - RECEIVE_OPS
+# What comes after the step.
+GATHER_OPS = frozenset({Op.GATHER, Op.RGATHER})
 # The messages that bring a computation its input and take its result away.
 RECEIVE_BEFORE = {Op.F: Op.RECV_F, Op.B: Op.RECV_B}
 SEND_AFTER = {Op.F: Op.SEND_F, Op.B: Op.SEND_B}

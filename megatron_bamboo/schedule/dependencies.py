@@ -3,6 +3,8 @@
 One answer for the validator, the simulator and the order of a takeover.
 """
 
+from itertools import takewhile
+
 from megatron_bamboo.schedule.actions import RECEIVE_BEFORE, Action, Op
 from megatron_bamboo.schedule.schedule import NO_ACTIONS, Actions, Schedule
 from megatron_bamboo.schedule.tail import tied_pair
@@ -64,6 +66,8 @@ class Dependencies:
                 return (Action(stage, None, Op.SEND_REFRESH, None),)
             case Op.COMMIT:
                 return self._before_commit()
+            case Op.GATHER | Op.RGATHER:
+                return (self._step_before(action), *self._before_pair(action))
             case _:
                 return (Action(stage, None, Op.COMMIT, None),)
 
@@ -82,8 +86,21 @@ class Dependencies:
 
     def _before_commit(self) -> tuple[Action, ...]:
         """The last action of each program before its commit: the commit is a barrier."""
-        needs = []
+        needs: list[Action] = []
         for program in self.schedule.programs:
-            before = [a for a in program if a.op not in (Op.COMMIT, Op.STEP)]
-            needs += before[-1:]
+            before = takewhile(lambda action: action.op is not Op.COMMIT, program)
+            needs += tuple(before)[-1:]
         return tuple(needs)
+
+    def _step_before(self, gather: Action) -> Action:
+        rank = self.schedule.rank_of(gather)
+        assert rank is not None, f"nobody holds what {gather} gathers"
+        return Action(rank, None, Op.STEP, None)
+
+    def _before_pair(self, gather: Action) -> tuple[Action, ...]:
+        """What the other holder does just before it comes to the same gather, as both must."""
+        pair = gather.with_op(Op.RGATHER if gather.op is Op.GATHER else Op.GATHER)
+        for program in self.schedule.programs:
+            if pair in program[1:]:
+                return (program[program.index(pair) - 1],)
+        return ()

@@ -54,7 +54,7 @@ class Schedule:
     def rank_of(self, action: Action) -> int | None:
         """The rank that runs an action; None for work on a replica that nobody holds."""
         match action.op:
-            case Op.RF | Op.RECV_REFRESH:
+            case Op.RF | Op.RECV_REFRESH | Op.RGATHER:
                 return self.replicas[action.stage]
             case Op.COMMIT | Op.STEP:
                 return action.stage

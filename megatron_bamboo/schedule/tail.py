@@ -1,7 +1,8 @@
-"""The end of an iteration: reduce, tie, refresh, commit, step.
+"""The end of an iteration: reduce, tie, refresh, commit, step, gather.
 
 In this order everything that a step needs is complete on every holder before anyone commits. All
-sends of a worker come before its waits, so that the tail cannot deadlock.
+sends of a worker come before its waits, and all workers gather in one order of the stages, so that
+the tail cannot deadlock.
 """
 
 from dataclasses import replace
@@ -10,20 +11,22 @@ from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.schedule import Program, Schedule
 
 
-def add_tail(schedule: Schedule, tied: bool) -> Schedule:
+def add_tail(schedule: Schedule, tied: bool, sharded: bool = False) -> Schedule:
     """The schedule with the tail appended to each live rank's program.
 
-    ``tied``: the first stage's embedding and the last stage's head are one weight. In a pipeline
-    of one stage the two roles have one gradient already.
+    Args:
+        tied: the first stage's embedding and the last stage's head are one weight. In a pipeline
+            of one stage the two roles have one gradient already.
+        sharded: the pipelines share the optimizer's state, so that parameters are gathered.
     """
     tie = tied and schedule.num_stages > 1
     programs = list(schedule.programs)
     for rank in schedule.live_ranks:
-        programs[rank] += tail_program(schedule, rank, tie)
+        programs[rank] += tail_program(schedule, rank, tie, sharded)
     return replace(schedule, programs=tuple(programs))
 
 
-def tail_program(schedule: Schedule, rank: int, tie: bool) -> Program:
+def tail_program(schedule: Schedule, rank: int, tie: bool, sharded: bool = False) -> Program:
     """The tail of one rank."""
     stages = schedule.stages_of(rank)
     reduces = [_tail(stage, Op.REDUCE) for stage in stages]
@@ -31,12 +34,32 @@ def tail_program(schedule: Schedule, rank: int, tie: bool) -> Program:
     receives = [_tail(stage, Op.RECV_REFRESH) for stage in schedule.replicas_of(rank)]
     ties = _tie_actions(schedule, rank) if tie else []
     end = [_tail(rank, Op.COMMIT), _tail(rank, Op.STEP)]
-    return (*reduces, *ties, *sends, *receives, *end)
+    gathers = gather_program(schedule, rank) if sharded else ()
+    return (*reduces, *ties, *sends, *receives, *end, *gathers)
+
+
+def gather_program(schedule: Schedule, rank: int) -> Program:
+    """What one rank gathers after a step: the parameters of all that it holds."""
+    held = (*schedule.stages_of(rank), *schedule.replicas_of(rank))
+    return tuple(
+        _tail(stage, Op.GATHER if schedule.placement[stage] == rank else Op.RGATHER)
+        for stage in sorted(held, key=lambda stage: _gather_turn(stage, schedule.num_stages))
+    )
 
 
 def tied_pair(schedule: Schedule, stage: int) -> int:
     """The stage with the other role of the tied embedding."""
     return schedule.num_stages - 1 - stage
+
+
+def _gather_turn(stage: int, num_stages: int) -> tuple[int, int]:
+    """The place of a stage in the order in which all workers gather.
+
+    A worker holds two stages next to each other. In ascending order each would wait for the one
+    before it, all around; like this a gather waits for one other, and for two at the ring's end.
+    """
+    closes_odd_ring = num_stages % 2 == 1 and stage == num_stages - 1
+    return (2 if closes_odd_ring else stage % 2, stage)
 
 
 def _tie_actions(schedule: Schedule, rank: int) -> list[Action]:

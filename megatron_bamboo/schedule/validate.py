@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from megatron_bamboo.schedule.actions import (
+    GATHER_OPS,
     RECEIVE_OPS,
     SEND_OPS,
     TAIL_OPS,
@@ -19,7 +20,7 @@ from megatron_bamboo.schedule.render import marked_grid
 from megatron_bamboo.schedule.schedule import NO_ACTIONS, Actions, Schedule, count_promoted
 from megatron_bamboo.schedule.tail import tail_program
 
-_WAITING_OPS = RECEIVE_OPS | {Op.RECV_REFRESH, Op.TIE, Op.COMMIT}
+_WAITING_OPS = RECEIVE_OPS | GATHER_OPS | {Op.RECV_REFRESH, Op.TIE, Op.COMMIT}
 
 
 class ScheduleError(ValueError):
@@ -107,8 +108,9 @@ def _expected(schedule: Schedule, present: set[Action]) -> Iterator[Action]:
                 yield Action(stage, chunk, Op.B, microbatch)
     if any(action.op in TAIL_OPS for action in present):
         tie = any(action.op in (Op.TIE, Op.SEND_TIE) for action in present)
+        sharded = any(action.op in GATHER_OPS for action in present)
         for rank in schedule.live_ranks:
-            yield from tail_program(schedule, rank, tie)
+            yield from tail_program(schedule, rank, tie, sharded)
 
 
 def _check_pairs(schedule: Schedule, finished: Actions) -> None:
