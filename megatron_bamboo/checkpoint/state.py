@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException
 
 from megatron_bamboo.checkpoint.strategy import AloneLoadStrategy
+from megatron_bamboo.model.shard import Piece
 from megatron_bamboo.model.stage import Stage, main_parameter
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -40,6 +41,7 @@ LOAD_ERRORS = (
 
 Sharded = ShardedTensor | ShardedTensorFactory
 ShardedState = dict[str, Any]
+Kept = Mapping[nn.Parameter, Mapping[str, Tensor]]
 
 
 def sharded_state(stages: Sequence[Stage]) -> ShardedState:
@@ -50,7 +52,7 @@ def sharded_state(stages: Sequence[Stage]) -> ShardedState:
     for stage in stages:
         _make_moments(stage)
     state = {
-        f"stage{stage.number}.chunk{index}": _chunk_state(stage, chunk)
+        f"stage{stage.number}.chunk{index}": _chunk_state(chunk, _kept_by_optimizers(stage))
         for stage in stages
         for index, chunk in enumerate(stage.chunks)
     }
@@ -61,27 +63,29 @@ def load_stage(stage: Stage, folder: str, num_applied: int) -> None:
     """Put the state of a checkpoint in place of a stage's own; this process reads alone.
 
     Each of a stage's tensors is read into a copy first: Megatron's names for the parts of a gated
-    layer belong to no parameter of their own.
+    layer belong to no parameter of their own. Of what the pipelines share all is read, and what is
+    this worker's own is kept.
 
     Args:
         num_applied: steps that the optimizer has taken: all but those that were skipped.
     """
     _make_moments(stage)
     for chunk in stage.chunks:
-        own = _chunk_state(stage, chunk)
+        kept = _kept_by_optimizers(stage)
+        own = _chunk_state(chunk, kept)
         wanted = _map_tensors(own, lambda tensor: tensor.detach().clone())
         loaded = dist_checkpointing.load(
             wanted, folder, AloneLoadStrategy(), validate_access_integrity=False
         )
         _copy_into(own, loaded)
+        _take_shares(stage, kept)
     for optimizer in _optimizers(stage):
         _set_step(optimizer, num_applied)
 
 
-def _chunk_state(stage: Stage, chunk: GPTModel) -> ShardedState:
+def _chunk_state(chunk: GPTModel, kept: Kept) -> ShardedState:
     """A chunk's sharded tensors; their data are the very tensors that the training uses."""
     model = chunk.sharded_state_dict(metadata={"dp_cp_group": dist.group.WORLD})
-    kept = _kept_by_optimizers(stage)
     optimizer: ShardedState = {}
     for name, tensor in model.items():
         if not isinstance(tensor, Sharded):
@@ -92,22 +96,42 @@ def _chunk_state(stage: Stage, chunk: GPTModel) -> ShardedState:
     return {"model": model, "optimizer": optimizer}
 
 
-def _kept_by_optimizers(stage: Stage) -> Mapping[nn.Parameter, Mapping[str, Tensor]]:
-    """By parameter the tensors of its size that its optimizer keeps, by Megatron's names."""
+def _kept_by_optimizers(stage: Stage) -> Kept:
+    """By parameter the tensors of its size that its optimizer keeps, by Megatron's names.
+
+    Where it keeps only a share of one, a tensor of the whole's size without values.
+    """
+    return {
+        piece.parameter: {
+            kind: tensor if piece.is_parameter else tensor.new_empty(piece.parameter.shape)
+            for kind, tensor in tensors.items()
+        }
+        for piece, tensors in _kept_of_pieces(stage)
+    }
+
+
+def _take_shares(stage: Stage, kept: Kept) -> None:
+    """Copy what is this worker's own out of the whole tensors."""
+    for piece, tensors in _kept_of_pieces(stage):
+        if not piece.is_parameter:
+            for kind, tensor in tensors.items():
+                tensor.copy_(piece.of(kept[piece.parameter][kind]))
+
+
+def _kept_of_pieces(stage: Stage) -> Iterator[tuple[Piece, dict[str, Tensor]]]:
     states = {
         main: optimizer.state[main]
         for optimizer in _optimizers(stage)
         for group in optimizer.param_groups
         for main in group["params"]
     }
-    kept = {}
     for unit in stage.units.values():
-        for parameter in unit.parameters:
-            main = main_parameter(parameter)
-            kept[parameter] = {kind: states[main][kind] for kind in MOMENTS}
-            if main is not parameter:
-                kept[parameter][MAIN] = main
-    return kept
+        for piece in unit.pieces:
+            main = main_parameter(piece.part)
+            kept = {kind: states[main][kind] for kind in MOMENTS}
+            if main is not piece.part:
+                kept[MAIN] = main.detach()
+            yield piece, kept
 
 
 def _make_moments(stage: Stage) -> None:

@@ -9,10 +9,13 @@ not fit:
   inputs must live until the commit) and on groups that change, so DDP only accumulates.
 * Megatron's optimizers sum the gradient norm by worker; here it comes from the commit vector.
 * They clip each parameter's gradient; here all of a stage are one tensor.
+* Its distributed optimizer shards by a group of its own for good, with gradients reduced in place.
+  Here its plain optimizers step the pieces of a shard (``shard.py``).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,6 +42,7 @@ from megatron_bamboo.model.gpt import (
     units_of,
 )
 from megatron_bamboo.model.place import set_current_stage
+from megatron_bamboo.model.shard import WHOLE, Piece, Shard, flatten, pieces_of, whole_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,9 @@ class Unit:
     optimizer: ChainedOptimizer
     reduced: Tensor  # out-of-place result of the reduction, as long as the gradient buffer
     parameters: tuple[nn.Parameter, ...]
+    pieces: tuple[Piece, ...]  # what the optimizer steps
+    shard: Shard
+    flat: Tensor | None  # all parameters, where they are gathered after a step
 
     @property
     def gradient(self) -> Tensor:
@@ -63,18 +70,31 @@ class Unit:
         start, end, _bucket = buffer.param_index_map[parameter]
         return self.reduced[start:end]
 
+    @property
+    def stepped_gradient(self) -> Tensor:
+        """The part of the reduced gradient that this worker steps."""
+        own = self.shard.range_in(self.reduced.numel())
+        return self.reduced[own.start : own.stop]
+
+    def shards_of_parameters(self) -> list[Tensor]:
+        """What each pipeline's worker steps of the parameters, in their own memory."""
+        assert self.flat is not None, f"the parameters of {self.name} are not shared out"
+        shards = [Shard(number, self.shard.count) for number in range(self.shard.count)]
+        ranges = [shard.range_in(self.flat.numel()) for shard in shards]
+        return [self.flat[elements.start : elements.stop] for elements in ranges]
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The unit's parameters by name, the same on every holder."""
         yield from self.buffer.module.named_parameters()
 
     def step(self) -> None:
         """The optimizer step, on the reduced gradient where it lies."""
-        accumulated = [parameter.main_grad for parameter in self.parameters]
-        for parameter in self.parameters:
-            parameter.main_grad = self.reduced_part(parameter).view(parameter.shape)
+        accumulated = [getattr(piece.part, "main_grad", None) for piece in self.pieces]
+        for piece in self.pieces:
+            piece.part.main_grad = piece.gradient.view(piece.part.shape)
         self.optimizer.prepare_grads()
-        for parameter, gradient in zip(self.parameters, accumulated, strict=True):
-            parameter.main_grad = gradient
+        for piece, gradient in zip(self.pieces, accumulated, strict=True):
+            piece.part.main_grad = gradient
         self.optimizer.step_with_ready_grads()
 
 
@@ -87,11 +107,13 @@ class Stage:
         chunks: Mapping[ChunkPlace, GPTModel],
         options: OptimizerOptions,
         recipe: Recipe,
+        shard: Shard,
     ) -> None:
         self.number = number
         self.chunks = tuple(chunks.values())
         config = _config(options, recipe.dtype)
-        self.reduced, self.units = _make_units(chunks, config, recipe.groups)
+        self.reduced, self.units = _make_units(chunks, config, recipe.groups, shard)
+        self._shard = shard
         self._clip = options.clip_grad
         self._loss_scale = recipe.loss_scale
         self._tensor_group = recipe.groups.tp
@@ -109,6 +131,18 @@ class Stage:
             unit.buffer.zero_grad_buffer()
             # The optimizer step left its gradient as ``grad``: the first backward would add to it.
             unit.optimizer.zero_grad()
+
+    def stepped_gradient(self) -> Tensor:
+        """The reduced gradients that the holders of this stage in this pipeline step."""
+        if self._shard.count == 1:
+            return self.reduced
+        return torch.cat([unit.stepped_gradient for unit in self.units.values()])
+
+    def set_stepped_gradient(self, gradient: Tensor) -> None:
+        """Take what ``stepped_gradient`` of another holder gave."""
+        parts = [unit.stepped_gradient for unit in self.units.values()]
+        for part, given in zip(parts, gradient.split([len(p) for p in parts]), strict=True):
+            part.copy_(given)
 
     def tied_gradient(self) -> Tensor:
         """The part of the reduced gradient that belongs to the tied weight's copy here."""
@@ -159,16 +193,31 @@ class Stage:
             unit.step()
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the stage's state as ``unit/parameter/kind``."""
+        """Every tensor of the stage's state as ``unit/parameter/kind``.
+
+        Of an optimizer's tensor that is not here whole, some elements: ``unit/parameter/kind@17``
+        are those from the 17th on.
+        """
         for unit in self.units.values():
             for name, parameter in unit.named_parameters():
                 yield f"{unit.name}/{name}/parameter", parameter.detach()
-                for kind, value in _optimizer_state(unit, parameter):
-                    yield f"{unit.name}/{name}/{kind}", value
+            for piece in unit.pieces:
+                for kind, value in _optimizer_state(unit, piece):
+                    yield f"{unit.name}/{piece.name}/{kind}", value
 
 
-def build_stage(number: int, layout: Layout, optimizer: OptimizerOptions, recipe: Recipe) -> Stage:
-    """Build a stage with its initial weights, the same on every worker that holds it."""
+def build_stage(
+    number: int,
+    layout: Layout,
+    optimizer: OptimizerOptions,
+    recipe: Recipe,
+    shard: Shard = WHOLE,
+) -> Stage:
+    """Build a stage with its initial weights, the same on every worker that holds it.
+
+    Args:
+        shard: the part of each unit that this worker's optimizer has.
+    """
     chunks = {}
     for index, place in enumerate(places_of_stage(number, layout, recipe.num_layers)):
         # What a provider asks Megatron's global state for.
@@ -177,7 +226,7 @@ def build_stage(number: int, layout: Layout, optimizer: OptimizerOptions, recipe
         if layout.num_chunks > 1:
             # What Megatron's users ask a chunk of an interleaved model for.
             chunk.vp_stage = index
-    return Stage(number, chunks, optimizer, recipe)
+    return Stage(number, chunks, optimizer, recipe, shard)
 
 
 def build_scheduler(
@@ -202,7 +251,10 @@ def build_scheduler(
 
 
 def _make_units(
-    chunks: Mapping[ChunkPlace, GPTModel], config: OptimizerConfig, groups: ProcessGroupCollection
+    chunks: Mapping[ChunkPlace, GPTModel],
+    config: OptimizerConfig,
+    groups: ProcessGroupCollection,
+    shard: Shard,
 ) -> tuple[Tensor, dict[str, Unit]]:
     """The units of a stage, their reduced gradients being parts of one flat tensor."""
     ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
@@ -216,15 +268,46 @@ def _make_units(
     reduced = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
     parts = reduced.split(sizes)
     return reduced, {
-        name: Unit(
-            name,
-            buffer,
-            _make_optimizer(buffer, config, groups),
-            part,
-            tuple(buffer.module.parameters()),
-        )
+        name: _make_unit(name, buffer, part, config, groups, shard)
         for (name, buffer), part in zip(buffers.items(), parts, strict=True)
     }
+
+
+def _make_unit(
+    name: str,
+    buffer: DistributedDataParallel,
+    reduced: Tensor,
+    config: OptimizerConfig,
+    groups: ProcessGroupCollection,
+    shard: Shard,
+) -> Unit:
+    named = buffer.module.named_parameters()
+    index = buffer.buffers[0].param_index_map
+    places = {parameter: range(start, end) for parameter, (start, end, _) in index.items()}
+    flat, stepped = None, buffer
+    if shard.count == 1:
+        pieces = whole_pieces(named, places, reduced)
+    else:
+        flat = flatten(places)
+        pieces = pieces_of(shard, flat, named, places, reduced)
+        assert pieces, f"{name} has fewer elements than there are pipelines"
+        stepped = _Pieces(buffer, pieces)
+    optimizer = _make_optimizer(stepped, config, groups)
+    parameters = tuple(buffer.module.parameters())
+    return Unit(name, buffer, optimizer, reduced, parameters, pieces, shard, flat)
+
+
+class _Pieces(nn.Module):
+    """What Megatron-core's optimizers ask of a model, about the pieces of a shard."""
+
+    def __init__(self, buffer: DistributedDataParallel, pieces: Sequence[Piece]) -> None:
+        super().__init__()
+        self.config, self.ddp_config = buffer.config, buffer.ddp_config
+        self._pieces = pieces
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """By the names of the parameters that they are parts of."""
+        return ((piece.name, piece.part) for piece in self._pieces)
 
 
 def _config(options: OptimizerOptions, dtype: torch.dtype) -> OptimizerConfig:
@@ -244,11 +327,11 @@ def _config(options: OptimizerOptions, dtype: torch.dtype) -> OptimizerConfig:
 
 
 def _make_optimizer(
-    buffer: DistributedDataParallel, config: OptimizerConfig, groups: ProcessGroupCollection
+    stepped: nn.Module, config: OptimizerConfig, groups: ProcessGroupCollection
 ) -> ChainedOptimizer:
     made = get_megatron_optimizer(
         config,
-        [buffer],
+        [stepped],
         # No decay of biases and norms: so far the default too, but upstream means to drop it.
         config_overrides=get_standard_config_overrides(config),
         pg_collection=groups,
@@ -267,10 +350,18 @@ def main_parameter(parameter: nn.Parameter) -> Tensor:
     return main
 
 
-def _optimizer_state(unit: Unit, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
-    main = main_parameter(parameter)
-    if main is not parameter:
-        yield "main", main.detach()
+def _optimizer_state(unit: Unit, piece: Piece) -> Iterator[tuple[str, Tensor]]:
+    main = main_parameter(piece.part)
+    if main is not piece.part:
+        yield _placed("main", piece, main)
     for optimizer in unit.optimizer.chained_optimizers:
         for kind, value in sorted(optimizer.optimizer.state.get(main, {}).items()):
-            yield kind, torch.as_tensor(value).detach()
+            yield _placed(kind, piece, torch.as_tensor(value))
+
+
+def _placed(kind: str, piece: Piece, value: Tensor) -> tuple[str, Tensor]:
+    if value.shape != piece.part.shape:  # the number of steps
+        return kind, value.detach()
+    if piece.is_whole:
+        return kind, value.detach().view(piece.parameter.shape)
+    return f"{kind}@{piece.start}", value.detach().view(-1)

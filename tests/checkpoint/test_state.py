@@ -11,6 +11,7 @@ from torch import Tensor
 
 from megatron_bamboo.checkpoint.state import load_stage, sharded_state
 from megatron_bamboo.checkpoint.strategy import PlainSaveStrategy
+from megatron_bamboo.model.shard import WHOLE, Shard
 from megatron_bamboo.model.stage import Stage
 
 CUTS = {
@@ -29,9 +30,9 @@ KINDS = {
 STEP = 3
 
 
-def trained(gpt: Gpt) -> list[Stage]:
+def trained(gpt: Gpt, shard: Shard = WHOLE) -> list[Stage]:
     """Stages after some steps, in which each gradient was the parameter itself."""
-    stages = [gpt.trained_stage(number) for number in range(gpt.layout.num_stages)]
+    stages = [gpt.trained_stage(number, shard) for number in range(gpt.layout.num_stages)]
     for _ in range(STEP):
         for stage in stages:
             for unit in stage.units.values():
@@ -98,3 +99,25 @@ def test_megatrons_own_reader_reads_the_weights(gpt: MakeGpt, tmp_path: Path) ->
     chunk.load_state_dict(
         {name: value for name, value in loaded.items() if isinstance(value, Tensor)}, strict=True
     )
+
+
+def is_part_of(name: str, value: Tensor, whole: dict[str, Tensor]) -> bool:
+    """Whether a tensor, named as ``Stage.state`` does it, holds these elements of the whole one."""
+    base, is_part, start = name.partition("@")
+    if not is_part:
+        return torch.equal(value, whole[base])
+    return torch.equal(value, whole[base].view(-1)[int(start) :][: len(value)])
+
+
+@pytest.mark.parametrize("flags", ["", "--bf16", KINDS["gated"]])
+def test_who_has_a_share_takes_it_from_the_whole(gpt: MakeGpt, tmp_path: Path, flags: str) -> None:
+    model = gpt(f"{flags} {CUTS['two stages']}")
+    source = trained(model)
+    save(source, tmp_path / "save")
+    for number in range(3):
+        stage = model.stage(1, shard=Shard(number, 3))
+        load_stage(stage, str(tmp_path / "save"), STEP)
+        loaded, whole = dict(stage.state()), state(source)
+        assert any("/exp_avg@" in name for name in loaded)
+        for name, value in loaded.items():
+            assert is_part_of(name, value, whole), name

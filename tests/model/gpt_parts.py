@@ -12,6 +12,7 @@ from torch import Tensor
 from megatron_bamboo.config import Layout, Options, check_options, parse_options
 from megatron_bamboo.model.gpt import ChunkPlace, Recipe, build_chunk, units_of
 from megatron_bamboo.model.randomness import DropoutSeeds
+from megatron_bamboo.model.shard import WHOLE, Shard
 from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage
 from megatron_bamboo.script.args import make_args
 from megatron_bamboo.script.providers import ModelProvider
@@ -36,14 +37,16 @@ class Gpt:
         """One pipeline."""
         return check_options(self.options, self.options.parallel.pipeline_model_parallel_size)
 
-    def stage(self, number: int, dropout: DropoutSeeds | None = None) -> Stage:
+    def stage(
+        self, number: int, dropout: DropoutSeeds | None = None, shard: Shard = WHOLE
+    ) -> Stage:
         """A stage with its initial weights."""
         recipe = self._recipe(dropout)
-        return build_stage(number, self.layout, self.options.optimizer, recipe)
+        return build_stage(number, self.layout, self.options.optimizer, recipe, shard)
 
-    def trained_stage(self, number: int) -> Stage:
+    def trained_stage(self, number: int, shard: Shard = WHOLE) -> Stage:
         """A stage whose optimizer has got its rate and its weight decay, as from a worker."""
-        stage, train = self.stage(number), self.options.training
+        stage, train = self.stage(number, shard=shard), self.options.training
         batch = self.layout.global_batch_size
         build_scheduler({number: stage}, self.options.optimizer, train.train_iters, batch)
         return stage
