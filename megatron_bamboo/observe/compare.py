@@ -16,7 +16,8 @@ import numpy
 import torch
 
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.observe.saved_run import SavedRun, StateFile, open_run
+from megatron_bamboo.observe.saved_copies import copies_of, whole_tensor
+from megatron_bamboo.observe.saved_run import SavedRun, open_run
 
 NAMES_SHOWN = 10
 
@@ -80,7 +81,7 @@ def compare_runs(a: Path, b: Path) -> Comparison:
     starts = sorted((first.start_step, second.start_step))
     num_elements, tensors = _compare_tensors(first, second)
     return Comparison(
-        num_tensors=len(first.holders().keys() | second.holders().keys()),
+        num_tensors=len(copies_of(first).keys() | copies_of(second).keys()),
         num_elements=num_elements,
         num_copies=sum(len(file.names) for run in (first, second) for file in run.files),
         copies=tuple(diff for run in (first, second) for diff in _disagreeing_copies(run)),
@@ -113,28 +114,26 @@ def _bytes(tensor: torch.Tensor) -> numpy.ndarray:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-def _copy(run: SavedRun, file: StateFile, name: str) -> tuple[str, torch.Tensor]:
-    return f"{run.folder}: {file.name}", file.tensor(name)
-
-
 def _disagreeing_copies(run: SavedRun) -> Iterator[Difference]:
-    for name, (reference, *others) in run.holders().items():
-        for other in others:
-            copies = _copy(run, reference, name), _copy(run, other, name)
-            if difference := tensor_difference(name, *copies):
+    copies = copies_of(run)
+    for name in copies:
+        label, whole = whole_tensor(run, name, copies)
+        for copy in copies[name]:
+            other = f"{run.folder}: {copy.file.name}", copy.tensor
+            if difference := tensor_difference(name, (label, copy.of(whole)), other):
                 yield difference
 
 
 def _compare_tensors(first: SavedRun, second: SavedRun) -> tuple[int, list[Difference]]:
-    holders_a, holders_b = first.holders(), second.holders()
+    copies_a, copies_b = copies_of(first), copies_of(second)
     num_elements, differences = 0, []
-    for name in sorted(holders_a.keys() | holders_b.keys()):
-        copies = [
-            _copy(run, holders[name][0], name) if name in holders else (f"{run.folder}: none", None)
-            for run, holders in ((first, holders_a), (second, holders_b))
+    for name in sorted(copies_a.keys() | copies_b.keys()):
+        wholes = [
+            whole_tensor(run, name, copies) if name in copies else (f"{run.folder}: none", None)
+            for run, copies in ((first, copies_a), (second, copies_b))
         ]
-        num_elements += max(tensor.numel() for _, tensor in copies if tensor is not None)
-        if difference := _difference_or_missing(name, *copies):
+        num_elements += max(tensor.numel() for _, tensor in wholes if tensor is not None)
+        if difference := _difference_or_missing(name, *wholes):
             differences.append(difference)
     return num_elements, differences
 

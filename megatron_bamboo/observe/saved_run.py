@@ -53,14 +53,6 @@ class SavedRun:
     start_step: int = 0
     """The steps before its first one: those of the checkpoint that it went on from."""
 
-    def holders(self) -> dict[str, list[StateFile]]:
-        """For each tensor the files that hold a copy."""
-        holders: dict[str, list[StateFile]] = {}
-        for file in self.files:
-            for name in file.names:
-                holders.setdefault(name, []).append(file)
-        return dict(sorted(holders.items()))
-
 
 def open_run(folder: Path) -> SavedRun:
     """Open a job folder; a UserError if there is nothing whole to compare."""

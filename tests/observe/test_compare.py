@@ -1,3 +1,5 @@
+import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -242,3 +244,46 @@ def test_a_run_has_exactly_the_steps_after_its_checkpoint(
     save_losses(runs[1], {step: LOSSES[step] for step in steps})
     assert bamboo(["compare", *map(str, runs)]) == 2
     assert ("has step 1" if steps else "not a step's losses") in capsys.readouterr().err
+
+
+def split_moments(folder: Path, *cuts: int) -> None:
+    """Save the moments of the only file in parts, each in a file of its own."""
+    (path,) = (folder / "state").glob("*.safetensors")
+    tensors = load_file(path)
+    moments = [name for name in tensors if name.endswith("/exp_avg")]
+    rest = {name: tensors[name] for name in tensors if name not in moments}
+    for start, end in itertools.pairwise((0, *cuts, 12)):
+        parts = {f"{name}@{start}": tensors[name].reshape(-1)[start:end] for name in moments}
+        save_file(rest | parts, path.with_stem(f"node{start}-stage0-primary"), METADATA)
+    path.unlink()
+
+
+def test_moments_in_parts_are_equal_to_whole_ones(runs: tuple[Path, Path]) -> None:
+    split_moments(runs[1], 5, 7)
+    comparison = compare_runs(*runs)
+    assert comparison.equal
+    assert (comparison.num_tensors, comparison.num_elements) == (5, 4 * 12 + 1)
+
+
+def test_a_bit_of_a_part_is_seen_between_runs_and_between_copies(runs: tuple[Path, Path]) -> None:
+    split_moments(runs[1], 5)
+    name = "embedding/word.weight/exp_avg"
+    part = runs[1] / "state" / "node5-stage0-primary.safetensors"
+    copy = part.with_stem("node9-stage0-replica")
+    shutil.copy(part, copy)
+    flip_bit(copy, f"{name}@5", byte=8)
+    comparison = compare_runs(*runs)
+    assert [d.name for d in comparison.copies] == [name] and not comparison.tensors
+    shutil.copy(copy, part)
+    comparison = compare_runs(*runs)
+    assert not comparison.copies
+    assert [(d.name, d.bits) for d in comparison.tensors] == [(name, 1)]
+
+
+def test_a_missing_part_is_no_whole_run(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    split_moments(runs[1], 5, 7)
+    (runs[1] / "state" / "node5-stage0-primary.safetensors").unlink()
+    assert bamboo(["compare", *map(str, runs)]) == 2
+    assert "it has 5 of 12 elements" in capsys.readouterr().err
