@@ -23,6 +23,7 @@ from megatron_bamboo.data.samples import microbatch_samples
 from megatron_bamboo.execution.commit import CommitLayout, to_hex, unit_parts
 from megatron_bamboo.execution.compute import Compute
 from megatron_bamboo.execution.epochs import EpochWatch, Handlers
+from megatron_bamboo.execution.errors import DeadlineExceeded
 from megatron_bamboo.execution.executor import Executor, Parts, Shapes
 from megatron_bamboo.execution.groups import Group
 from megatron_bamboo.execution.injection import kill_before
@@ -40,9 +41,11 @@ from megatron_bamboo.membership.decision import StepReport
 from megatron_bamboo.membership.place import FINISH, LOOP, SAVE
 from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.membership.torch_store import BambooStore
+from megatron_bamboo.membership.workers import node_of, workers_of
 from megatron_bamboo.model.emulated import DEVICE
 from megatron_bamboo.model.gpt import Recipe, prepare_process
 from megatron_bamboo.model.randomness import DropoutSeeds
+from megatron_bamboo.model.shard import WHOLE, Shard
 from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.observe.state_dump import dump_stage
@@ -52,6 +55,7 @@ from megatron_bamboo.script.data import open_train_dataset
 from megatron_bamboo.script.providers import Script
 from megatron_bamboo.script.state import get_args
 
+_POLL_SECONDS = 0.02
 # The coordinator publishes the first plan when all agents are there.
 FIRST_PLAN_SECONDS = 600.0
 
@@ -178,6 +182,8 @@ class Worker:
         self._reporter.passed(report, is_first=plan.nodes[0] == self._environment.worker)
 
     def _finish(self) -> None:
+        if self._view.sharded:
+            self._await_gathers()
         self._reporter.finish()
         pipeline = self._executor.plan.pipelines[self._view.number]
         for number, stage in self._stages.items():
@@ -194,6 +200,36 @@ class Worker:
             )
         self._events.emit("traffic", peers=self._transport.traffic())
         self._watch.close()
+
+    def _await_gathers(self) -> None:
+        """Stay until all live workers have the last step's parameters.
+
+        Whoever has not may need this one's once more. In each epoch it is asked anew; a worker that
+        has ended before the epoch began has seen that all have them.
+
+        Raises:
+            DeadlineExceeded: a worker neither had them nor was declared lost.
+        """
+        deadline = time.monotonic() + self._timeout().total_seconds()
+        while True:
+            plan = self._executor.follow_plans()
+            self._client.set(f"whole/{plan.epoch}/{self._environment.worker}", b"1")
+            missing = self._without_gather(plan)
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                what = f"the last parameters in epoch {plan.epoch}"
+                raise DeadlineExceeded(f"{', '.join(missing)} did not gather {what}")
+            time.sleep(_POLL_SECONDS)
+
+    def _without_gather(self, plan: Plan) -> list[str]:
+        """The live workers that are not known to have all parameters."""
+        return [
+            worker
+            for worker in workers_of(map(node_of, plan.nodes), self._layout.tensor_size)
+            if self._client.get(f"whole/{plan.epoch}/{worker}") is None
+            and self._client.get(f"done/{worker}") is None
+        ]
 
     def _named_state(self, stage: Stage) -> Iterator[tuple[str, torch.Tensor]]:
         """A stage's tensors; where workers share layers, each one's part by a name of its own."""
@@ -222,8 +258,10 @@ class Worker:
     def _build_stages(self, recipe: Recipe) -> dict[int, Stage]:
         """The stages that this worker runs, and those whose replica it holds."""
         schedule, rank = self._view.in_force, self._view.rank
+        num_shards = self._layout.num_shards
+        shard = Shard(self._view.number, num_shards) if num_shards > 1 else WHOLE
         return {
-            number: build_stage(number, self._layout, self._options.optimizer, recipe)
+            number: build_stage(number, self._layout, self._options.optimizer, recipe, shard)
             for number in (*schedule.stages_of(rank), *schedule.replicas_of(rank))
         }
 
@@ -303,7 +341,10 @@ class Worker:
         return Shapes(
             activation=TensorShape(size, dtype_of(options.precision), like.device),
             tied=_shape_of(tied[0]) if tied else None,
-            refresh={number: _shape_of(stage.reduced) for number, stage in self._stages.items()},
+            refresh={
+                number: _shape_of(stage.stepped_gradient())
+                for number, stage in self._stages.items()
+            },
         )
 
     def _handlers(self) -> Handlers:

@@ -364,10 +364,10 @@ def test_precisions_that_cannot_be(data_files: dict[str, str], flags: str, line:
 
 
 def test_all_flags_that_are_not_supported_are_named_at_once(data_files: dict[str, str]) -> None:
-    flags = "--num-experts 2 --use-distributed-optimizer --context-parallel-size 2"
+    flags = "--num-experts 2 --overlap-param-gather --context-parallel-size 2"
     with pytest.raises(UserError) as raised:
         read(data_files, flags)
-    for flag in ("--num-experts", "--use-distributed-optimizer", "--context-parallel-size"):
+    for flag in ("--num-experts", "--overlap-param-gather", "--context-parallel-size"):
         assert f"{flag} (" in str(raised.value)
 
 
@@ -406,3 +406,13 @@ def test_times_belong_to_emulated_layers(data_files: dict[str, str], flags: str,
 def test_layers_take_the_same_time_or_each_its_own() -> None:
     assert layer_seconds("50", 3) == (0.05, 0.05, 0.05)
     assert layer_seconds("10,20.5,1e2", 3) == (0.01, 0.0205, 0.1)
+
+
+@pytest.mark.parametrize(("pipelines", "shards"), [(1, 1), (3, 3)])
+def test_the_distributed_optimizer_has_a_shard_a_pipeline(
+    data_files: dict[str, str], pipelines: int, shards: int
+) -> None:
+    flags = "--pipeline-model-parallel-size 2 --global-batch-size 12"
+    options = read(data_files, f"{flags} --use-distributed-optimizer")
+    assert check_options(options, 2 * pipelines).num_shards == shards
+    assert check_options(read(data_files, flags), 2 * pipelines).num_shards == 1

@@ -13,6 +13,7 @@ class Layout:
     num_microbatches: int  # a pipeline and step
     global_batch_size: int
     tensor_size: int = 1
+    num_shards: int = 1  # of the optimizer's state, one a pipeline if it is more than 1
 
     @property
     def total_microbatches(self) -> int:

@@ -109,6 +109,9 @@ class OptimizerOptions:
     adam_beta2: float = _option("decay of the second moment", 0.999)
     adam_eps: float = _option("Adam's epsilon", 1e-8)
     clip_grad: float = _option("clip the gradient to this norm (0: no clipping)", 1.0)
+    use_distributed_optimizer: bool = _option(
+        "share the optimizer's state out over the pipelines (ZeRO-1)", False
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from megatron_bamboo.errors import UserError
 
 # Flags of Megatron-LM that its users know and that would train something else if ignored.
 UNSUPPORTED: Mapping[str, str] = {
-    "--use-distributed-optimizer": "the distributed optimizer",
     "--context-parallel-size": "context parallelism",
     "--expert-model-parallel-size": "expert parallelism",
     "--num-experts": "mixtures of experts",

@@ -27,6 +27,7 @@ from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.execution.registry import (
     COMMIT_GROUP,
     GroupRegistry,
+    holder_group,
     memberships,
     neighbours,
     stage_group,
@@ -40,12 +41,14 @@ from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.schedule.actions import (
     COMPUTE_OPS,
+    GATHER_OPS,
     RECEIVE_OPS,
     SEND_OPS,
     TAIL_OPS,
     Action,
     Op,
 )
+from megatron_bamboo.schedule.schedule import Program
 from megatron_bamboo.schedule.takeover import Progress
 from megatron_bamboo.script.providers import ForwardStepFunc
 
@@ -94,6 +97,7 @@ class Executor:
         self._plan = plan
         self._watch: EpochWatch | None = None
         self._state = StepState(step=0)
+        self._stepped = 0  # the last step that was applied here
         self._queue: deque[Action] = deque()
         self._taken_over: dict[int, float] = {}  # by stage, when its loss was announced
         self._forward_step_func: ForwardStepFunc | None = None
@@ -113,6 +117,8 @@ class Executor:
             Op.RECV_REFRESH: self._receive_refresh,
             Op.COMMIT: self._commit,
             Op.STEP: self._step,
+            Op.GATHER: self._gather,
+            Op.RGATHER: self._gather,
         }
 
     def start(self, watch: EpochWatch, step: int = 0) -> None:
@@ -123,11 +129,16 @@ class Executor:
         """
         self._watch = watch
         self._state = StepState(step)
+        self._stepped = step
+        if self._view.sharded:
+            self._parts.ledger.note_gathered(step)
         self._join(self._plan)
         try:
             for stage in self._view.in_force.stages_of(self._view.rank):
                 self._parts.registry.get(stage_group(stage))
             self._parts.registry.get(COMMIT_GROUP)
+            for gather in self._view.gathers():
+                self._parts.registry.get(holder_group(gather.stage))
         except PeerLost as lost:
             self._await_plan("start", lost)
 
@@ -142,11 +153,15 @@ class Executor:
         return self._watch.has_pending()
 
     def follow_plans(self) -> Plan:
-        """Act upon the plans that wait; the plan then in force."""
-        watch = self._watch
-        assert watch is not None, "start() comes first"
-        while watch.has_pending():
-            self._switch(watch.take_pending())
+        """Act upon the plans that wait; the plan then in force.
+
+        Between two steps a gather that another worker has not completed is run again: that one may
+        be who is to say what this worker waits for.
+        """
+        self._follow()
+        if not self._is_in_step():
+            self._queue = deque(self._open_gathers())
+            self._execute(until_tail=False)
         return self._plan
 
     def prepare(self, plan: Plan) -> None:
@@ -228,17 +243,23 @@ class Executor:
 
     # The loop.
 
+    def _follow(self) -> None:
+        watch = self._watch
+        assert watch is not None, "start() comes first"
+        while watch.has_pending():
+            self._switch(watch.take_pending())
+
     def _execute(self, until_tail: bool) -> None:
         while self._queue:
-            self.follow_plans()
+            self._follow()
             action = self._queue[0]
-            if until_tail and action.op in TAIL_OPS:
+            if until_tail and action.op in TAIL_OPS - GATHER_OPS:
                 return
-            self._parts.before_action(action, self._state.step)
+            self._parts.before_action(action, self._step_of(action))
             start = time.monotonic()
             try:
                 self._meet(action)
-                with self._parts.where.at(self._state.step, str(action)):
+                with self._parts.where.at(self._step_of(action), str(action)):
                     self._perform[action.op](action)
             except EpochEnded:
                 continue
@@ -249,6 +270,10 @@ class Executor:
             if action.op in _LOGGED_AS_DONE:
                 self._state.done.append(action)
             self._log(action, start)
+
+    def _step_of(self, action: Action) -> int:
+        """The step that an action belongs to; a gather may be run again in the one after."""
+        return self._stepped if action.op in GATHER_OPS else self._state.step
 
     def _meet(self, action: Action) -> None:
         """Where workers share layers, enter the actions in which they meet together or not."""
@@ -261,7 +286,8 @@ class Executor:
 
     def _await_plan(self, action: Action | str, lost: PeerLost) -> None:
         assert self._watch is not None
-        why = f"{action} of step {self._state.step}: {lost}"
+        step = self._step_of(action) if isinstance(action, Action) else self._state.step
+        why = f"{action} of step {step}: {lost}"
         self._parts.events.emit("peer_lost", why=why, epoch=self._plan.epoch)
         self._watch.wait_for_plan(self._parts.wait_seconds, why)
 
@@ -275,21 +301,38 @@ class Executor:
         state.done[:] = self._view.follow(victims, published, state.step, state.done)
         self._plan = plan
         self._join(plan)
+        if plan.decision is not None and parts.ledger.gathered > plan.decision.gathered:
+            parts.ledger.note_gathered(plan.decision.gathered)
         assert self._view.in_force.placement == self._view.pipeline.placement()
         if self._queue:
             self._queue = deque(self._remaining(hit=bool(victims)))
-            if not self._is_passed():  # else nothing more is sent in this step
+            # Once it is passed nothing more is sent in a step.
+            if self._is_in_step() and not self._is_passed():
                 self._expect()
         self._log_takeover(before, plan, start)
 
     def _remaining(self, hit: bool) -> Iterator[Action]:
-        """What is left of the step under the new plan."""
+        """What is left of the step under the new plan, and of the gather of the one before."""
+        yield from self._open_gathers()
+        if not self._is_in_step():
+            return
         if self._is_passed():
-            yield from (action for action in self._view.tail() if action.op is Op.STEP)
+            after = self._view.tail()
+            yield from (a for a in after if a.op is Op.STEP or a.op in GATHER_OPS)
             return
         compute = self._view.remaining(self._state.done) if hit else self._queue
         yield from (action for action in compute if action.op not in TAIL_OPS)
         yield from self._view.tail()
+
+    def _open_gathers(self) -> Program:
+        """The gather of the last step, where somebody has not completed it."""
+        if self._parts.ledger.gathered == self._stepped:
+            return ()
+        return self._view.gathers()
+
+    def _is_in_step(self) -> bool:
+        """Whether the step's program is under way, and not all of it behind this worker."""
+        return self._stepped < self._state.step
 
     def _is_passed(self) -> bool:
         return self._parts.ledger.passed_vector(self._state.step) is not None
@@ -314,7 +357,7 @@ class Executor:
     def _memberships(self, plan: Plan) -> dict[str, tuple[str, ...]]:
         parts, view = self._parts, self._view
         size = parts.layout.tensor_size
-        return memberships(plan, parts.worker, view.num_chunks, view.tied, size)
+        return memberships(plan, parts.worker, view.num_chunks, view.tied, size, view.sharded)
 
     # The actions.
 
@@ -360,6 +403,12 @@ class Executor:
         parts.transport.finish_step(state.step)
         # Only the step's number and progress are still asked for.
         self._state = StepState(state.step)
+        self._stepped = state.step
+
+    def _gather(self, action: Action) -> None:
+        self._parts.tail.gather(action.stage)
+        if len(self._queue) == 1 or self._queue[1].op not in GATHER_OPS:
+            self._parts.ledger.note_gathered(self._stepped)
 
     def _take(self, message: Message, sender: str) -> Tensor:
         assert self._watch is not None
@@ -390,7 +439,7 @@ class Executor:
         self._parts.events.emit(
             "action",
             action=str(action),
-            step=self._state.step,
+            step=self._step_of(action),
             epoch=self._plan.epoch,
             start=start,
             end=time.monotonic(),
@@ -427,7 +476,7 @@ class Executor:
                     epoch=plan.epoch,
                     victim=victim,
                     shadow=shadow,
-                    in_step=bool(self._queue),
+                    in_step=bool(self._queue) and self._is_in_step(),
                 )
 
 

@@ -12,7 +12,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -33,6 +33,9 @@ class Group(Protocol):
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sum over the members, in place; returns when it is complete."""
+
+    def share(self, parts: Sequence[Tensor]) -> None:
+        """Give part i of the member i to all, in place; returns when all are complete."""
 
     def send(self, tensor: Tensor, peer: str, tag: int) -> dist.Work:
         """Start sending; the tensor must live, unchanged, until the receiver has it."""
@@ -81,6 +84,11 @@ class GlooGroup:
         with self._errors("all-reduce"):
             self._finish(self._group.allreduce([tensor]))
 
+    def share(self, parts: Sequence[Tensor]) -> None:
+        with self._errors("broadcast"):
+            for work in _broadcasts(self._group.broadcast, parts):
+                self._finish(work)
+
     def send(self, tensor: Tensor, peer: str, tag: int) -> dist.Work:
         with self._errors("send", peer):
             return self._group.send([tensor], self.members.index(peer), tag)
@@ -109,7 +117,7 @@ class GlooGroup:
             released = self._released_at
             if released is not None and time.monotonic() > released + GIVE_UP_SECONDS:
                 self._give_up()
-                raise PeerLost(self.members, f"all-reduce in {self.name}", None)
+                raise PeerLost(self.members, f"a collective in {self.name}", None)
             with contextlib.suppress(RuntimeError):  # it takes longer, or has failed: see below
                 work.wait(_SLICE)
         work.wait()
@@ -163,6 +171,10 @@ class NcclGroup:
     def all_reduce(self, tensor: Tensor) -> None:
         self._wait(self._group.allreduce([tensor]), "all-reduce")
 
+    def share(self, parts: Sequence[Tensor]) -> None:
+        for work in _broadcasts(self._group.broadcast, parts):
+            self._wait(work, "broadcast")
+
     def send(self, tensor: Tensor, peer: str, tag: int) -> dist.Work:
         return self._group.send([tensor], self.members.index(peer), 0)
 
@@ -190,6 +202,16 @@ def make_group(
     """
     kind = NcclGroup if torch.cuda.is_available() else GlooGroup
     return kind(store, name, members, me, timeout)
+
+
+def _broadcasts(broadcast: Callable[..., dist.Work], parts: Sequence[Tensor]) -> list[dist.Work]:
+    """Start them all, part i from rank i: they go on side by side."""
+    works = []
+    for rank, part in enumerate(parts):
+        options = dist.BroadcastOptions()
+        options.rootRank = rank
+        works.append(broadcast([part], options))
+    return works
 
 
 def _address(text: bytes) -> Address:

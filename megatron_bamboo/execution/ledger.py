@@ -32,6 +32,7 @@ class CommitLedger:
         self._epoch = 0  # the main thread acts by this epoch's plan
         self._left_epoch = -1  # the newest epoch that was left
         self._release: Callable[[], None] | None = None  # set while in the collective
+        self._gathered = 0
 
     def commit(
         self,
@@ -73,7 +74,8 @@ class CommitLedger:
                 self._condition.wait()
             last = self._last
             vector = None if last.vector is None else to_hex(last.vector)
-            return Record(self._node, last.step, last.entered, vector is not None, vector)
+            passed = vector is not None
+            return Record(self._node, last.step, last.entered, passed, vector, self._gathered)
 
     def decide(self, decision: StepDecision | None) -> None:
         """Take a plan's decision: the vector that was handed over, or that the step is open.
@@ -95,6 +97,17 @@ class CommitLedger:
         """The main thread acts by this epoch's plan from now on."""
         with self._condition:
             self._epoch = epoch
+
+    @property
+    def gathered(self) -> int:
+        """The last step after which this worker has all parameters of what it holds."""
+        with self._condition:
+            return self._gathered
+
+    def note_gathered(self, step: int) -> None:
+        """All parameters are there as they are after a step; or only those of the one before."""
+        with self._condition:
+            self._gathered = step
 
     def passed_vector(self, step: int) -> tuple[float, ...] | None:
         """The vector of a step whose commit this worker passed or was handed; None otherwise."""

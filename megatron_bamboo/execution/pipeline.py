@@ -16,7 +16,7 @@ from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.lower import lower
 from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy
 from megatron_bamboo.schedule.schedule import Program, Schedule, count_promoted
-from megatron_bamboo.schedule.tail import tail_program
+from megatron_bamboo.schedule.tail import gather_program, tail_program
 from megatron_bamboo.schedule.takeover import Progress, surviving_progress, take_over
 
 
@@ -69,6 +69,7 @@ class PipelineView:
         self.rank = self.pipeline.rank_of(node)
         self.tied = tied and layout.num_stages > 1
         self.num_chunks = layout.num_chunks
+        self.sharded = layout.num_shards > 1
         compute = compute_schedule(layout.num_stages, layout.num_chunks, layout.num_microbatches)
         # The schedule of whole steps, before the losses below.
         self._steady = lower(add_redundancy(compute, redundancy, costs))
@@ -95,7 +96,11 @@ class PipelineView:
 
     def tail(self) -> Program:
         """The tail under the placement in force."""
-        return tail_program(self.in_force, self.rank, self.tied)
+        return tail_program(self.in_force, self.rank, self.tied, self.sharded)
+
+    def gathers(self) -> Program:
+        """What is gathered after a step, under the placement in force."""
+        return gather_program(self.in_force, self.rank) if self.sharded else ()
 
     def remaining(self, done: Sequence[Action] = ()) -> Program:
         """What takeovers left for this worker, without tail and without what it has done since."""

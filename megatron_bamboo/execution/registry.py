@@ -35,6 +35,12 @@ def stage_group(stage: int) -> str:
     return f"stage{stage}"
 
 
+def holder_group(stage: int) -> str:
+    """Name of the group that gathers a stage's parameters: its primaries in pipeline order, then
+    the workers of its replicas."""
+    return f"holders{stage}"
+
+
 def pair_group(node: str, peer: str) -> str:
     """Name of the group of two neighbours."""
     return "pair/" + "+".join(sorted((node, peer)))
@@ -58,20 +64,40 @@ def neighbours(pipeline: PipelinePlan, node: str, num_chunks: int, tied: bool) -
 
 
 def memberships(
-    plan: Plan, worker: str, num_chunks: int, tied: bool, tensor_size: int
+    plan: Plan,
+    worker: str,
+    num_chunks: int,
+    tied: bool,
+    tensor_size: int,
+    sharded: bool = False,
 ) -> dict[str, tuple[str, ...]]:
     """The members of every group that a worker is in under a plan; groups of one are left out.
 
-    ``plan`` is that of the worker's tensor rank; the commit is among the workers of all of them.
+    Args:
+        plan: that of the worker's tensor rank; the commit is among the workers of all of them.
+        sharded: the pipelines share the optimizer's state.
     """
     pipeline = plan.pipelines[plan.pipeline_of(worker)]
     groups = {COMMIT_GROUP: workers_of(map(node_of, plan.nodes), tensor_size)}
     for stage, primary in enumerate(pipeline.stages):
         if primary == worker:
             groups[stage_group(stage)] = tuple(pipe.stages[stage] for pipe in plan.pipelines)
+    if sharded:
+        groups |= _holder_groups(plan, worker)
     for peer in neighbours(pipeline, worker, num_chunks, tied):
         groups[pair_group(worker, peer)] = tuple(sorted((worker, peer)))
     return {name: members for name, members in groups.items() if len(members) > 1}
+
+
+def _holder_groups(plan: Plan, worker: str) -> dict[str, tuple[str, ...]]:
+    groups = {}
+    for stage in range(len(plan.pipelines[0].stages)):
+        primaries = tuple(pipe.stages[stage] for pipe in plan.pipelines)
+        holders = (pipe.replicas[stage] for pipe in plan.pipelines)
+        members = (*primaries, *(node for node in holders if node is not None))
+        if worker in members:
+            groups[holder_group(stage)] = members
+    return groups
 
 
 class _Formation:

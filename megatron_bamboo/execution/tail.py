@@ -1,4 +1,4 @@
-"""Runs the tail of an iteration: reduce, tie, refresh, commit, step.
+"""Runs the tail of an iteration: reduce, tie, refresh, commit, step, gather.
 
 Each action can be run again after a loss and does only what is not done yet: a reduction is
 complete in the group in which it was made, a message is sent once to the same peer. Reductions are
@@ -16,7 +16,12 @@ from megatron_bamboo.execution.commit import CommitLayout, unit_part
 from megatron_bamboo.execution.errors import TrainingError
 from megatron_bamboo.execution.ledger import CommitLedger
 from megatron_bamboo.execution.mailbox import Message
-from megatron_bamboo.execution.registry import COMMIT_GROUP, GroupRegistry, stage_group
+from megatron_bamboo.execution.registry import (
+    COMMIT_GROUP,
+    GroupRegistry,
+    holder_group,
+    stage_group,
+)
 from megatron_bamboo.execution.step_state import StepState
 from megatron_bamboo.execution.transport import Transport
 from megatron_bamboo.model.precision import LossScale
@@ -99,20 +104,20 @@ class Tail:
         state.tied.add(stage_number)
 
     def send_refresh(self, stage_number: int, peer: str, state: StepState) -> None:
-        """Send a stage's final gradient to its replica.
+        """Send what its replica steps of a stage's final gradient.
 
         A copy is sent: a loss may make the reduction run again while this is under way. The
         replica's holder enters the commit only when it has it, so a passed commit acknowledges it.
         """
         message = Message(state.step, Action(stage_number, None, Op.RECV_REFRESH, None))
-        self._send_once(peer, message, self._stages[stage_number].reduced, state)
+        self._send_once(peer, message, self._stages[stage_number].stepped_gradient(), state)
 
     def receive_refresh(
         self, stage_number: int, peer: str, state: StepState, receive: Receive
     ) -> None:
         """Take a primary's final gradient for the replica held here."""
         message = Message(state.step, Action(stage_number, None, Op.RECV_REFRESH, None))
-        self._stages[stage_number].reduced.copy_(receive(message, peer))
+        self._stages[stage_number].set_stepped_gradient(receive(message, peer))
 
     def commit(self, pipeline: PipelinePlan, state: StepState) -> None:
         """Agree with all live workers that the step is applied, and learn the commit vector."""
@@ -155,6 +160,16 @@ class Tail:
             self._scheduler.step(self._batch_size)
         self._loss_scale.update(overflowed=not math.isfinite(norm))
         return vector
+
+    def gather(self, stage_number: int) -> None:
+        """Get from each primary of a stage the parameters that it has stepped.
+
+        It can be run again until the next step: nobody's own parameters change in it.
+        """
+        group = self._registry.get(holder_group(stage_number))
+        assert group is not None, f"stage {stage_number} has one holder and more than one shard"
+        for unit in self._stages[stage_number].units.values():
+            group.share(unit.shards_of_parameters())
 
     def _contribution(self, pipeline: PipelinePlan, state: StepState) -> list[float]:
         """This worker's slots: pipeline 0 gives the units, each pipeline its losses."""

@@ -8,8 +8,8 @@ worker hands over; otherwise nobody has applied it, and it is reduced and commit
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 FENCED_VALUE = b"fenced"
@@ -22,7 +22,9 @@ class Record:
     ``step`` is the step whose commit it last entered; before its first commit in its life, or
     after a decision that the step was not applied, the step that it computes (``entered`` false).
     A worker that passed the commit of step 7 and computes step 8 still writes step 7, entered,
-    passed, with the vector: one that waits in the commit of step 7 needs it.
+    passed, with the vector: one that waits in the commit of step 7 needs it. Where the optimizer's
+    state is shared out over the pipelines, ``gathered`` is the last step after which it has all
+    parameters of what it holds.
     """
 
     node: str
@@ -30,6 +32,7 @@ class Record:
     entered: bool
     passed: bool
     vector: tuple[str, ...] | None = None
+    gathered: int = 0
 
     def __post_init__(self) -> None:
         if self.passed and not self.entered:
@@ -84,12 +87,17 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class StepDecision:
-    """Whether ``step`` counts as applied, with the commit vector for those who have not got it."""
+    """Whether ``step`` counts as applied, with the commit vector for those who have not got it.
+
+    ``gathered`` is the last step after which all have all their parameters: who is further takes
+    part once more in the gather of the next one.
+    """
 
     step: int
     applied: bool
     vector: tuple[str, ...] | None
     reason: str
+    gathered: int = 0
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any]) -> Self:
@@ -109,6 +117,11 @@ def decide_step(
     spoken = [record for _, record in sorted(records.items()) if isinstance(record, Record)]
     if not spoken:
         raise ValueError("no worker left a record: nobody knows which step was under way")
+    decision = _decide(spoken, confirmed)
+    return replace(decision, gathered=min(record.gathered for record in spoken))
+
+
+def _decide(spoken: Sequence[Record], confirmed: Mapping[int, StepReport]) -> StepDecision:
     waiting = [record for record in spoken if record.entered and not record.passed]
     step = min((record.step for record in waiting), default=max(r.step for r in spoken))
     witness = next((r for r in spoken if r.passed and r.step == step), None)

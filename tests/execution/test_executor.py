@@ -1,7 +1,9 @@
 """The loop between two actions: what a worker does when the plan changes."""
 
 import time
+from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +25,10 @@ from megatron_bamboo.schedule.costs import EQUAL_COSTS
 from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.schedule.takeover import Progress
 
-NODES = ("node0", "node1", "node2")
 LAYOUT = Layout(3, 1, 1, 2, 2)
+# Two pipelines that share the optimizer's state.
+SHARING = Layout(3, 1, 2, 2, 4, num_shards=2)
+NOT_APPLIED = StepDecision(1, False, None, "nobody entered its commit")
 SHAPE = TensorShape((1,), torch.float32, torch.device("cpu"))
 
 
@@ -84,14 +88,16 @@ class Nothing:
 class Bench:
     """An executor of node2 among parts that do nothing, but for the commit's ledger."""
 
-    def __init__(self, folder: Path) -> None:
-        self.plan = initial_plan(NODES, 3, 2, "lazy")
+    def __init__(self, folder: Path, layout: Layout = LAYOUT) -> None:
+        self.layout = layout
+        nodes = [f"node{number}" for number in range(3 * layout.num_pipelines)]
+        self.plan = initial_plan(nodes, 3, 2, "lazy")
         self.ledger, self.transport, self.watch = (
             CommitLedger("node2"),
             FakeTransport(),
             FakeWatch(),
         )
-        self.view = PipelineView("node2", self.plan, LAYOUT, Redundancy.LAZY, EQUAL_COSTS, True)
+        self.view = PipelineView("node2", self.plan, layout, Redundancy.LAZY, EQUAL_COSTS, True)
         self.events = EventLog(folder, "node2")
         self.executor = Executor(self._parts(), self.view, self.plan)
         self.executor.start(self.watch)  # type: ignore[arg-type]
@@ -101,7 +107,7 @@ class Bench:
         fakes: Any = self.transport
         return Parts(
             worker="node2",
-            layout=LAYOUT,
+            layout=self.layout,
             compute=FakeCompute(),  # type: ignore[arg-type]
             tail=nothing,
             transport=fakes,
@@ -115,10 +121,20 @@ class Bench:
         )
 
     def lose_node0(self, decision: StepDecision | None) -> None:
-        """As the control thread does it when node0 is declared lost."""
-        self.ledger.leave(0)
+        self.lose("node0", decision)
+
+    def lose(self, node: str, decision: StepDecision | None) -> None:
+        """As the control thread does it when a node is declared lost."""
+        self.ledger.leave(self.plan.epoch)
         self.ledger.decide(decision)
-        self.watch.pending.append(plan_after_loss(self.plan, {"node0"}, decision))
+        self.plan = plan_after_loss(self.plan, {node}, decision)
+        self.watch.pending.append(self.plan)
+
+    def do_step(self, step: int) -> None:
+        """A whole step that nothing disturbs."""
+        self.executor.begin_step(step, iter(()), lambda *_: None)
+        self.ledger.commit(step, lambda: (1.0,), lambda: None)
+        self.executor._execute(until_tail=False)
 
 
 @pytest.fixture
@@ -204,3 +220,84 @@ def test_what_is_done_after_the_snapshot_is_not_done_again(bench: Bench) -> None
     bench.executor.follow_plans()
     assert not set(done) & set(bench.executor._queue)
     assert Action.parse("2.0B1") in bench.executor._queue
+
+
+@pytest.fixture
+def sharing(tmp_path: Path) -> Bench:
+    return Bench(tmp_path, SHARING)
+
+
+def passed(step: int, gathered: int) -> StepDecision:
+    return StepDecision(step, True, ((1.0).hex(),), "node1 passed its commit", gathered)
+
+
+def logged(folder: Path, epoch: int) -> list[tuple[str, int]]:
+    """The actions of an epoch and the steps that they belong to."""
+    events = [event for event in read_events(folder) if event["event"] == "action"]
+    return [(event["action"], event["step"]) for event in events if event["epoch"] == epoch]
+
+
+def test_a_step_ends_when_all_parameters_are_there(sharing: Bench, tmp_path: Path) -> None:
+    sharing.do_step(1)
+    assert logged(tmp_path, 0)[-3:] == [("2STEP", 1), ("0RGATHER", 1), ("2GATHER", 1)]
+    assert sharing.ledger.gathered == 1
+
+
+def test_who_has_begun_the_next_step_gathers_once_more_for_who_has_not(
+    sharing: Bench, tmp_path: Path
+) -> None:
+    sharing.do_step(1)
+    sharing.executor.begin_step(2, iter(()), lambda *_: None)
+    sharing.lose("node4", passed(1, gathered=0))
+    sharing.executor._execute(until_tail=True)
+    assert logged(tmp_path, 1)[:3] == [("0RGATHER", 1), ("2GATHER", 1), ("2.0RECV_F0", 2)]
+    assert str(sharing.executor._queue[0]) == "2REDUCE"
+    assert sharing.ledger.gathered == 1
+
+
+def test_it_does_not_where_all_have_their_parameters(sharing: Bench, tmp_path: Path) -> None:
+    sharing.do_step(1)
+    sharing.executor.begin_step(2, iter(()), lambda *_: None)
+    sharing.lose("node4", passed(1, gathered=1))
+    sharing.executor._execute(until_tail=True)
+    assert logged(tmp_path, 1)[0] == ("2.0RECV_F0", 2)
+
+
+def test_a_second_loss_does_not_make_it_forget_the_gather(sharing: Bench, tmp_path: Path) -> None:
+    sharing.do_step(1)
+    sharing.executor.begin_step(2, iter(()), lambda *_: None)
+    sharing.lose("node4", passed(1, gathered=0))
+    sharing.lose("node0", passed(1, gathered=1))
+    sharing.executor._execute(until_tail=True)
+    gathers = [(action, step) for action, step in logged(tmp_path, 2) if "GATHER" in action]
+    assert gathers == [("0GATHER", 1), ("2GATHER", 1)]
+
+
+def test_after_its_step_a_worker_only_gathers(sharing: Bench, tmp_path: Path) -> None:
+    sharing.executor.begin_step(1, iter(()), lambda *_: None)
+    sharing.ledger.commit(1, lambda: (1.0,), lambda: None)
+    while sharing.executor._queue[0].op is not Op.STEP:
+        sharing.executor._queue.popleft()
+    sharing.executor._queue = deque(list(sharing.executor._queue)[:1])
+    sharing.executor._execute(until_tail=False)
+    sharing.executor._queue = deque(sharing.view.gathers())
+    sharing.lose("node0", passed(1, gathered=0))
+    sharing.executor._execute(until_tail=False)
+    assert logged(tmp_path, 1) == [("0GATHER", 1), ("2GATHER", 1)]
+
+
+def test_between_two_steps_it_gathers_at_once(sharing: Bench, tmp_path: Path) -> None:
+    sharing.do_step(1)
+    sharing.lose("node4", passed(1, gathered=0))
+    assert sharing.executor.follow_plans() is sharing.plan
+    assert logged(tmp_path, 1) == [("0RGATHER", 1), ("2GATHER", 1)]
+    assert sharing.ledger.gathered == 1
+
+
+def test_before_the_first_step_there_is_nothing_but_the_gather(
+    sharing: Bench, tmp_path: Path
+) -> None:
+    sharing.executor.start(sharing.watch, step=3)  # type: ignore[arg-type]
+    sharing.lose("node4", replace(NOT_APPLIED, gathered=0))
+    sharing.executor.follow_plans()
+    assert logged(tmp_path, 1) == [("0RGATHER", 3), ("2GATHER", 3)]

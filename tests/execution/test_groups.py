@@ -156,3 +156,31 @@ def test_a_dead_peer_is_a_lost_peer(tmp_path: Path) -> None:
     assert work is not None
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     group.release()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_some_members_share_their_parts_with_all(dtype: torch.dtype) -> None:
+    groups = make_groups("a", "b", "c")
+    flats = {me: torch.zeros(7, dtype=dtype) for me in groups}
+    parts = {me: flat.split([3, 4]) for me, flat in flats.items()}
+    parts["a"][0].fill_(-0.0)
+    parts["b"][1].fill_(float("nan"))
+    calls = [Beside(groups[me].share, parts[me]) for me in groups]
+    for call in calls:
+        call.join()
+    for flat in flats.values():
+        assert flat[:3].signbit().all() and flat[3:].isnan().all()
+    for group in groups.values():
+        group.release()
+
+
+def test_release_frees_who_waits_for_a_share() -> None:
+    groups = make_groups("a", "b", "c")
+    blocked = [Beside(groups[me].share, torch.ones(9).split(3)) for me in ("b", "c")]
+    time.sleep(A_MOMENT)
+    assert all(call.is_under_way() for call in blocked)
+    for group in groups.values():
+        group.release()
+    for call in blocked:
+        with pytest.raises(PeerLost):
+            call.join(AT_ONCE)

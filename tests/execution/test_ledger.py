@@ -161,3 +161,10 @@ def test_a_decision_about_another_step_changes_nothing(decision: StepDecision | 
     ledger = failed_in(7)
     ledger.decide(decision)
     assert ledger.leave(0) == Record("node0", 7, True, False, None)
+
+
+def test_a_record_says_after_which_step_all_parameters_are_there() -> None:
+    ledger = CommitLedger("node0")
+    assert ledger.leave(0).gathered == ledger.gathered == 0
+    ledger.note_gathered(7)
+    assert ledger.leave(1).gathered == 7

@@ -9,7 +9,12 @@ import pytest
 
 from megatron_bamboo.execution import registry
 from megatron_bamboo.execution.errors import PeerLost
-from megatron_bamboo.execution.registry import COMMIT_GROUP, GroupRegistry, memberships
+from megatron_bamboo.execution.registry import (
+    COMMIT_GROUP,
+    GroupRegistry,
+    holder_group,
+    memberships,
+)
 from megatron_bamboo.planner.plan import initial_plan, plan_after_loss
 
 NODES = tuple(f"node{number}" for number in range(6))
@@ -126,7 +131,7 @@ def test_a_pair_of_the_next_plan_can_be_made_before_it_is_followed(
 def test_all_members_compute_the_same_groups() -> None:
     plan = initial_plan(NODES, 3, 4, "lazy")
     for later in (plan, plan_after_loss(plan, {"node4"}, None)):
-        seen = {node: memberships(later, node, 1, True, 1) for node in later.nodes}
+        seen = {node: memberships(later, node, 1, True, 1, sharded=True) for node in later.nodes}
         for node, groups in seen.items():
             for name, members in groups.items():
                 assert node in members
@@ -140,3 +145,17 @@ def test_the_commit_is_among_all_workers_of_all_tensor_ranks() -> None:
         groups = memberships(own, f"node0:{rank}", 1, True, 2)
         assert groups[COMMIT_GROUP] == ("node0:0", "node0:1", "node1:0", "node1:1")
         assert groups[f"pair/node0:{rank}+node1:{rank}"] == (f"node0:{rank}", f"node1:{rank}")
+
+
+def test_all_holders_of_a_stage_gather_its_parameters_primaries_first() -> None:
+    plan = initial_plan(NODES, 3, 4, "lazy")
+    groups = memberships(plan, "node1", 1, True, 1, sharded=True)
+    holders = {name: members for name, members in groups.items() if name.startswith("holders")}
+    assert holders == {
+        holder_group(1): ("node1", "node4", "node0", "node3"),
+        holder_group(2): ("node2", "node5", "node1", "node4"),
+    }
+    later = plan_after_loss(plan, {"node1"}, None)
+    groups = memberships(later, "node0", 1, True, 1, sharded=True)
+    assert groups[holder_group(1)] == ("node0", "node4", "node3")
+    assert holder_group(2) not in groups

@@ -1,6 +1,8 @@
 """The commit decision over every mixture of what workers may have seen."""
 
 import itertools
+import json
+from dataclasses import asdict
 
 import pytest
 
@@ -103,3 +105,15 @@ def test_a_record_that_contradicts_itself_is_refused() -> None:
         Record("node0", 1, True, True)
     with pytest.raises(ValueError, match="needs exactly"):
         Record.from_json('{"node": "node0", "step": 1}')
+
+
+def test_who_is_behind_with_its_parameters_decides_what_is_gathered_again() -> None:
+    records: dict[str, Record | Fenced] = {
+        "node0": Record("node0", 6, True, True, VECTOR, gathered=6),
+        "node1": Record("node1", 6, True, True, VECTOR, gathered=5),
+        "node2": Fenced("node2"),
+    }
+    decision = decide_step(records, {})
+    assert (decision.step, decision.applied, decision.gathered) == (6, True, 5)
+    assert decide_step({"node0": records["node0"]}, {}).gathered == 6
+    assert StepDecision.from_fields(json.loads(json.dumps(asdict(decision)))) == decision

@@ -14,7 +14,15 @@ from enum import StrEnum
 
 from tiny_gpt import Shape
 
-from megatron_bamboo.schedule.actions import COMPUTE_OPS, RECEIVE_OPS, SEND_OPS, Action, Op
+from megatron_bamboo.schedule.actions import (
+    COMPUTE_OPS,
+    GATHER_OPS,
+    RECEIVE_OPS,
+    SEND_OPS,
+    TAIL_OPS,
+    Action,
+    Op,
+)
 from megatron_bamboo.schedule.redundancy import Redundancy
 
 MODES = (Redundancy.LAZY, Redundancy.EAGER)
@@ -95,7 +103,7 @@ class Campaign:
 
     def _kinds(self) -> Iterator[list[Action]]:
         """The actions of a pipeline, those together that differ only in the microbatch."""
-        programs = self.shape.schedule(self.redundancy).programs
+        programs = self.shape.whole_schedule(self.redundancy).programs
         actions = sorted(a for program in programs for a in program if a.op in self.ops)
         for _, kind in itertools.groupby(actions, lambda a: (a.stage, a.chunk, a.op)):
             yield list(kind)
@@ -138,12 +146,56 @@ INTERLEAVED = [
     Campaign(_interleaved(1, 2, "sequence-parallel"), Redundancy.BUBBLE, (Pick.FIRST, Pick.LAST)),
 ]
 INTERLEAVED_DRAWN = [Campaign(_interleaved(1), mode, (Pick.DRAWN,)) for mode in MODES_WITH_REPLICAS]
-# The parts of CI hold one microbatch of each operation, stage, chunk and mode.
+
+
+def _tail(num_stages: int, num_pipelines: int, variant: str, mode: Redundancy) -> Campaign:
+    shape = Shape(num_stages, num_pipelines, num_steps=4, variant=variant)
+    return Campaign(shape, mode, (Pick.EVERY,), TAIL_OPS)
+
+
+# With four stages some workers are not hit by a loss in a gather and have begun the next step. Who
+# has begun it may be lost before others have all that it gave to them.
+TAIL = [
+    *(
+        _tail(2, num_pipelines, variant, mode)
+        for variant in ("", "bf16", "zero", "zero-bf16")
+        for num_pipelines, mode in ((2, Redundancy.LAZY), (3, Redundancy.EAGER))
+    ),
+    *(_tail(2, 1, variant, Redundancy.EAGER) for variant in ("", "bf16")),
+    _tail(3, 2, "zero", Redundancy.BUBBLE),
+    Campaign(
+        Shape(4, 2, num_steps=4, variant="zero"),
+        Redundancy.LAZY,
+        (Pick.EVERY,),
+        GATHER_OPS | {Op.STEP},
+    ),
+    Campaign(
+        Shape(2, 3, num_steps=4, variant="zero"),
+        Redundancy.LAZY,
+        (Pick.FIRST,),
+        ALL_OPS - {Op.RF},
+    ),
+]
+TAIL_DRAWN = [
+    Campaign(
+        Shape(2, num_pipelines, num_steps=4, variant=variant),
+        mode,
+        (Pick.DRAWN,),
+        GATHER_OPS | {Op.STEP, Op.RECV_REFRESH},
+    )
+    for num_pipelines, variant, mode in (
+        (2, "zero", Redundancy.LAZY),
+        (3, "zero-bf16", Redundancy.EAGER),
+    )
+]
+# The parts of CI hold one microbatch or pipeline of each operation, stage, chunk and mode.
 PARTS: dict[str, Sequence[Campaign]] = {
     "ci": PLAIN_DRAWN,
     "ci-interleaved": INTERLEAVED_DRAWN,
     "full": PLAIN,
     "interleaved": INTERLEAVED,
+    "ci-tail": TAIL_DRAWN,
+    "tail": TAIL,
 }
 
 

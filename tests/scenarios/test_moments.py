@@ -24,7 +24,7 @@ def test_each_moment_is_planned_once(part: str) -> None:
 def test_each_action_is_in_the_program_of_its_victim(part: str) -> None:
     for moment in moments_of(part):
         pipeline, rank = moment.shape.place(moment.victim)
-        program = moment.shape.schedule(moment.redundancy).programs[rank]
+        program = moment.shape.whole_schedule(moment.redundancy).programs[rank]
         assert (pipeline, moment.action in program) == (moment.pipeline, True), str(moment)
 
 

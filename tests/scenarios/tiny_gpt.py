@@ -15,6 +15,7 @@ from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.lower import lower
 from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy
 from megatron_bamboo.schedule.schedule import Schedule
+from megatron_bamboo.schedule.tail import add_tail
 
 NUM_DOCUMENTS = 12
 SEQUENCE_LENGTH = 16
@@ -22,6 +23,11 @@ SEQUENCE_LENGTH = 16
 FULL_RECOMPUTATION = (
     *("--recompute-granularity", "full", "--recompute-method", "uniform"),
     *("--recompute-num-layers", "1"),
+)
+# The first scale overflows, and a later one again.
+FP16 = (
+    *("--fp16", "--initial-loss-scale", "2097152", "--hysteresis", "1"),
+    *("--loss-scale-window", "2"),
 )
 VARIANTS: dict[str, tuple[str, ...]] = {
     "": (),
@@ -33,11 +39,10 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "recompute-attention": ("--recompute-granularity", "selective"),
     "sequence-parallel": ("--sequence-parallel", *FULL_RECOMPUTATION),
     "bf16": ("--bf16",),
-    # The first scale overflows, and a later one again.
-    "fp16": (
-        *("--fp16", "--initial-loss-scale", "2097152", "--hysteresis", "1"),
-        *("--loss-scale-window", "2"),
-    ),
+    "fp16": FP16,
+    "zero": ("--use-distributed-optimizer",),
+    "zero-bf16": ("--use-distributed-optimizer", "--bf16"),
+    "zero-fp16": ("--use-distributed-optimizer", *FP16),
     "ported": ("--loss-weight", "0.5"),
     "emulated": (
         *("--transformer-impl", "emulated", "--bamboo-emulated-forward-ms", "4"),
@@ -84,6 +89,12 @@ class Shape:
     def schedule(self, redundancy: str) -> Schedule:
         """What each worker of a pipeline runs in an undisturbed step, but for the tail."""
         return _schedule(self.num_stages, self.num_chunks, self.num_microbatches, redundancy)
+
+    def whole_schedule(self, redundancy: str) -> Schedule:
+        """The same with its tail."""
+        sharded = "--use-distributed-optimizer" in VARIANTS[self.variant] and self.num_pipelines > 1
+        tied = "--untie-embeddings-and-output-weights" not in VARIANTS[self.variant]
+        return add_tail(self.schedule(redundancy), tied, sharded)
 
     def __str__(self) -> str:
         sizes = f"P{self.num_stages}-D{self.num_pipelines}-M{self.num_microbatches}"
