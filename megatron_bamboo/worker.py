@@ -33,6 +33,7 @@ from megatron_bamboo.execution.mailbox import Mailbox
 from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.execution.registry import GroupRegistry, pair_group
 from megatron_bamboo.execution.reports import StepReporter
+from megatron_bamboo.execution.shaped_link import Link, ShapedGroup
 from megatron_bamboo.execution.tail import Tail
 from megatron_bamboo.execution.transport import TensorShape, Transport
 from megatron_bamboo.execution.turnstile import Turnstile, share_memory
@@ -119,6 +120,8 @@ class Worker:
         self._ledger = CommitLedger(node)
         self._mailbox = Mailbox()
         self._registry = GroupRegistry(node, self._make_store, self._timeout())
+        bandwidth = options.bamboo.bamboo_emulated_bandwidth
+        self._link = None if bandwidth is None else Link(1e6 * bandwidth)
         self._transport = Transport(self._mailbox, self._make_pair)
         self._reporter = StepReporter(client)
         self._executor = Executor(self._parts(), self._view, self._plan)
@@ -364,7 +367,8 @@ class Worker:
         return BambooStore(self._client, prefix, self._timeout().total_seconds())
 
     def _make_pair(self, peer: str) -> Group | None:
-        return self._registry.get(pair_group(self._environment.worker, peer))
+        group = self._registry.get(pair_group(self._environment.worker, peer))
+        return group if group is None or self._link is None else ShapedGroup(group, self._link)
 
     def _timeout(self) -> timedelta:
         return timedelta(minutes=self._options.parallel.distributed_timeout_minutes)

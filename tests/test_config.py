@@ -395,7 +395,15 @@ EACH = "--bamboo-emulated-forward-ms 5 --bamboo-emulated-backward-ms"
         (f"{EMULATED} {EACH} 1,2", "there are 2 times for 8 layers"),
         (
             f"--bamboo-redundancy none {EACH} 5",
-            "--bamboo-emulated-forward-ms belongs to --transformer-impl emulated",
+            "--bamboo-emulated-backward-ms belongs to --transformer-impl emulated",
+        ),
+        (
+            "--bamboo-redundancy none --bamboo-emulated-bandwidth 5",
+            "--bamboo-emulated-bandwidth belongs to --transformer-impl emulated",
+        ),
+        (
+            f"{EMULATED} {EACH} 5 --bamboo-emulated-bandwidth 0",
+            "--bamboo-emulated-bandwidth must be between 0.001 and 1e+06 MB/s, not 0",
         ),
     ],
 )

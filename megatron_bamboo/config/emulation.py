@@ -1,16 +1,16 @@
-"""What emulated layers take, from the flags that say so.
+"""What emulated layers and messages take, from the flags that say so.
 
 With them the schedule of a large model runs on a small machine: see ``model/emulated.py``.
 """
-
-from collections.abc import Iterator
 
 from megatron_bamboo.config.options import BambooOptions, ModelOptions, flag_of
 from megatron_bamboo.errors import UserError
 
 EMULATED = "emulated"
 LONGEST_MS = 60_000.0
+LEAST_BANDWIDTH, LARGEST_BANDWIDTH = 1e-3, 1e6
 _TIMES = ("bamboo_emulated_forward_ms", "bamboo_emulated_backward_ms")
+_FLAGS = (*_TIMES, "bamboo_emulated_bandwidth")
 
 
 def layer_seconds(text: str, num_layers: int) -> tuple[float, ...]:
@@ -32,27 +32,27 @@ def layer_seconds(text: str, num_layers: int) -> tuple[float, ...]:
 
 
 def check_emulation(model: ModelOptions, bamboo: BambooOptions) -> None:
-    """The times belong to emulated layers, and these need both.
+    """Times and bandwidth belong to emulated layers, and these need both times.
 
     Raises:
         UserError: in one line.
     """
-    given = dict(_given(bamboo))
+    given = {name for name in _FLAGS if getattr(bamboo, name) is not None}
     if model.transformer_impl != EMULATED:
-        for name in given:
+        for name in sorted(given):
             raise UserError(f"{flag_of(name)} belongs to --transformer-impl {EMULATED}")
         return
     for name in _TIMES:
         if name not in given:
             raise UserError(f"--transformer-impl {EMULATED} needs {flag_of(name)}")
+        text = getattr(bamboo, name)
         try:
-            layer_seconds(given[name], model.num_layers)
+            layer_seconds(text, model.num_layers)
         except ValueError as error:
-            raise UserError(f"{flag_of(name)} {given[name]}: {error}") from error
-
-
-def _given(bamboo: BambooOptions) -> Iterator[tuple[str, str]]:
-    for name in _TIMES:
-        value = getattr(bamboo, name)
-        if value is not None:
-            yield name, value
+            raise UserError(f"{flag_of(name)} {text}: {error}") from error
+    bandwidth = bamboo.bamboo_emulated_bandwidth
+    if bandwidth is not None and not LEAST_BANDWIDTH <= bandwidth <= LARGEST_BANDWIDTH:
+        raise UserError(
+            f"--bamboo-emulated-bandwidth must be between {LEAST_BANDWIDTH:g} and "
+            f"{LARGEST_BANDWIDTH:g} MB/s, not {bandwidth:g}"
+        )

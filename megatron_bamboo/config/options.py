@@ -182,6 +182,10 @@ class BambooOptions:
     bamboo_emulated_backward_ms: str | None = _option(
         "with emulated layers: what a layer's backward takes, likewise", None
     )
+    bamboo_emulated_bandwidth: float | None = _option(
+        "with emulated layers: MB/s of the link by which a node gets its messages (default: as is)",
+        None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "ported": ("--loss-weight", "0.5"),
     "emulated": (
         *("--transformer-impl", "emulated", "--bamboo-emulated-forward-ms", "4"),
-        *("--bamboo-emulated-backward-ms", "8"),
+        *("--bamboo-emulated-backward-ms", "8", "--bamboo-emulated-bandwidth", "20"),
     ),
     "faulty": (),
 }
