@@ -7,7 +7,7 @@ Jobs of all modes alternate, so that all meet the same machine; the first step o
 counted. *equal*: eight stages of equal emulated layers. *memory-balanced*: as much work in all, but
 each stage needs the same memory: stage s of P keeps the activations of P - s microbatches, and
 those of one are taken to be a tenth of a layer's state, so that the last stage has 1.64 times the
-work of the first. *tiny GPT*: real layers on real processors, where every redundant forward costs
+work of the first. *tiny-gpt*: real layers on real processors, where every redundant forward costs
 processor time. ``bubble`` places redundant forwards by the layers' times, for the tiny GPT by those
 that ``bamboo profile`` measures. The paper's (BERT-Large): 7.0 % lazy, 19.8 % eager.
 """
@@ -33,6 +33,8 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "pretrain_gpt_bamboo.py"
 MODES = (Redundancy.NONE, Redundancy.LAZY, Redundancy.EAGER, Redundancy.BUBBLE)
 STATE_OF_ACTIVATIONS = 10.0  # a layer's state in those of one microbatch
+PIPELINES = EQUAL, BALANCED, TINY = ("equal", "memory-balanced", "tiny-gpt")
+TINY_STEPS = 10  # as many times the steps, which are short
 HEADS = ("pipeline", "redundancy", "iterations", "seconds", "over none")
 
 
@@ -87,7 +89,7 @@ def tiny_gpt(data: Sequence[str], folder: Path) -> Pipeline:
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    return Pipeline("tiny GPT", 4, flags, costs)
+    return Pipeline(TINY, 4, flags, costs)
 
 
 class Overhead:
@@ -148,26 +150,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer and shorter iterations")
-    parser.add_argument("--stages", type=int, default=8)
+    parser.add_argument("--pipelines", nargs="+", choices=PIPELINES, default=PIPELINES)
+    parser.add_argument("--stages", type=int, default=8, help="of emulated pipelines (8)")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--microbatches", type=int, default=16)
+    parser.add_argument("--seconds", type=float, help="of an emulated iteration (7; quick: 4)")
+    parser.add_argument("--rounds", type=int, help="jobs of each kind (4; quick: 2)")
     args = parser.parse_args(argv)
     seconds, rounds, num_steps = (4.0, 2, 3) if args.quick else (7.0, 4, 4)
-    equal = Emulation.equal(args.stages, args.microbatches, args.layers, seconds)
+    equal = Emulation.equal(args.stages, args.microbatches, args.layers, args.seconds or seconds)
     with tempfile.TemporaryDirectory(prefix="overhead-") as name:
         folder = Path(name)
         data = prepare_data(folder)
         overhead = Overhead(job_context(), folder)
-        pipelines = [
-            (emulated("equal", equal, data, folder), num_steps),
-            (emulated("memory-balanced", memory_balanced(equal), data, folder), num_steps),
-            (tiny_gpt(data, folder), 10 * num_steps),
-        ]
-        lines = [
-            row for p, steps in pipelines for row in rows(p, overhead.measure(p, rounds, steps))
-        ]
+        lines: list[Sequence[str]] = []
+        for kind in args.pipelines:
+            pipeline = _pipeline(kind, equal, data, folder)
+            steps = num_steps * (TINY_STEPS if kind == TINY else 1)
+            times = overhead.measure(pipeline, args.rounds or rounds, steps)
+            lines += rows(pipeline, times)
     sys.stdout.write("Seconds of an iteration are quartiles.\n\n" + table(HEADS, lines))
     return 0
+
+
+def _pipeline(kind: str, equal: Emulation, data: Sequence[str], folder: Path) -> Pipeline:
+    if kind == TINY:
+        return tiny_gpt(data, folder)
+    return emulated(kind, memory_balanced(equal) if kind == BALANCED else equal, data, folder)
 
 
 if __name__ == "__main__":

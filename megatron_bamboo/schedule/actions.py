@@ -51,6 +51,9 @@ class Op(StrEnum):
     # The part in GATHER of a replica's worker.
     RGATHER = "RGATHER"
 
+    # That of an enumeration is a Python function; actions are hashed by the thousand.
+    __hash__ = str.__hash__
+
 
 COMPUTE_OPS = frozenset({Op.F, Op.B, Op.RF})
 SEND_OPS = frozenset({Op.SEND_F, Op.SEND_B})

@@ -17,7 +17,7 @@ def run(results: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_a_kill_is_measured_once_and_its_cost_is_in_the_tables(tmp_path: Path) -> None:
     first, again = run(tmp_path / "results"), run(tmp_path / "results")
     assert first.returncode == 0, first.stderr
