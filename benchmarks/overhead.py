@@ -14,6 +14,7 @@ that ``bamboo profile`` measures. The paper's (BERT-Large): 7.0 % lazy, 19.8 % e
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -95,8 +96,9 @@ def tiny_gpt(data: Sequence[str], folder: Path) -> Pipeline:
 class Overhead:
     """Runs jobs one after the other."""
 
-    def __init__(self, context: ForkServerContext, folder: Path) -> None:
+    def __init__(self, context: ForkServerContext, folder: Path, more_flags: Sequence[str]) -> None:
         self._context = context
+        self._more_flags = tuple(more_flags)
         self._folder = folder
         self._num_jobs = 0
 
@@ -109,6 +111,7 @@ class Overhead:
             *pipeline.flags,
             *("--train-iters", str(1 + num_steps), "--bamboo-redundancy", mode),
             *("--bamboo-costs", str(pipeline.costs)) * (mode is Redundancy.BUBBLE),
+            *(self._more_flags if mode is not Redundancy.NONE else ()),
         )
         job = TimedJob(self._context, folder, pipeline.num_nodes, flags)
         try:
@@ -156,13 +159,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--microbatches", type=int, default=16)
     parser.add_argument("--seconds", type=float, help="of an emulated iteration (7; quick: 4)")
     parser.add_argument("--rounds", type=int, help="jobs of each kind (4; quick: 2)")
+    parser.add_argument(
+        "--flags",
+        type=shlex.split,
+        default=[],
+        help="more flags of the trainings with redundancy, in one word",
+    )
     args = parser.parse_args(argv)
     seconds, rounds, num_steps = (4.0, 2, 3) if args.quick else (7.0, 4, 4)
     equal = Emulation.equal(args.stages, args.microbatches, args.layers, args.seconds or seconds)
     with tempfile.TemporaryDirectory(prefix="overhead-") as name:
         folder = Path(name)
         data = prepare_data(folder)
-        overhead = Overhead(job_context(), folder)
+        overhead = Overhead(job_context(), folder, args.flags)
         lines: list[Sequence[str]] = []
         for kind in args.pipelines:
             pipeline = _pipeline(kind, equal, data, folder)

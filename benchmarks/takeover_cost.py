@@ -22,6 +22,7 @@ import argparse
 import hashlib
 import json
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -92,6 +93,7 @@ class Kill:
     hit: float  # the iteration
     bound: float  # of it
     parts: tuple[float, ...]  # of pause and wait: see PARTS
+    load: float  # of the machine when the job was over
 
 
 class Missed(Exception):
@@ -135,9 +137,15 @@ class Benchmark:
     """Runs jobs one after the other."""
 
     def __init__(
-        self, context: ForkServerContext, folder: Path, emulation: Emulation, results: Results
+        self,
+        context: ForkServerContext,
+        folder: Path,
+        emulation: Emulation,
+        results: Results,
+        more_flags: Sequence[str],
     ) -> None:
         self._context = context
+        self._more_flags = tuple(more_flags)
         self._folder = folder
         self._emulation = emulation
         self._results = results
@@ -218,6 +226,7 @@ class Benchmark:
             hit=ends[HIT_STEP] - start,
             bound=ends_at - start,
             parts=_parts_of(log, shadow, kill, wait, min(instead)),
+            load=os.getloadavg()[0],
         )
 
     def _seconds(self) -> Mapping[tuple[int, Op], float]:
@@ -240,6 +249,7 @@ class Benchmark:
             *self._data,
             *("--train-iters", str(num_steps), "--bamboo-redundancy", mode),
             *("--bamboo-costs", str(self._costs)) * (mode is Redundancy.BUBBLE),
+            *self._more_flags,
         )
         return TimedJob(self._context, folder, self._emulation.num_stages, flags)
 
@@ -329,9 +339,11 @@ def verdict(cells: Iterable[Cell], results: Results) -> str:
         for kill in results.kills(cell)
     ]
     short = sum(pause <= AIM for pause in pauses)
+    loads = [kill.load for cell in cells for kill in results.kills(cell)]
     return (
         f"{len(pauses)} kills: median pause {median(pauses):.4f} iterations, at most {AIM:g} in "
-        f"{short} ({short / len(pauses):.1%})"
+        f"{short} ({short / len(pauses):.1%}); the machine's load was {min(loads):.1f} to "
+        f"{max(loads):.1f} on {os.cpu_count()} processors"
     )
 
 
@@ -400,12 +412,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--results", type=Path, default=ROOT / "runs" / "takeover-cost.jsonl", help="file"
     )
+    parser.add_argument(
+        "--flags", type=shlex.split, default=[], help="more flags of the training, in one word"
+    )
     args = parser.parse_args(argv)
     emulation = Emulation.equal(args.stages, args.microbatches, args.layers, args.seconds)
-    results = Results(args.results, f"{code_digest()} {emulation}")
+    results = Results(args.results, f"{code_digest()} {emulation} {args.flags}")
     cells = cells_of(args)
     with tempfile.TemporaryDirectory(prefix="takeover-cost-") as name:
-        benchmark = Benchmark(job_context(), Path(name), emulation, results)
+        benchmark = Benchmark(job_context(), Path(name), emulation, results, args.flags)
         measure(benchmark, cells, results, args.repeat)
     sys.stdout.write(undisturbed_line(results) + "\n\n")
     sys.stdout.write(table(HEADS, cost_rows(cells, results, emulation)) + "\n")
