@@ -1,12 +1,12 @@
 """How much longer a takeover makes the iteration it hits, against the least it could be.
 
 Every rank is lost at moments spread evenly over the iteration, in the simulator, for each mode of
-redundancy. The stretch is against the undisturbed iteration of the same mode, and counts no pause
-for detection. The bound is the stretch if the shadow, which has two stages' work to do from then
-on, never had to wait: what is above it is the price of summing gradients in ascending order and of
-the way through the other stages.
+redundancy, with or without mirrored gradients. The stretch is against the undisturbed iteration of
+the same mode, and counts no pause for detection. The bound is the stretch if the shadow, which has
+two stages' work to do from then on, never had to wait: what is above it is the price of summing
+gradients in ascending order and of the way through the other stages.
 
-    python benchmarks/takeover_stretch.py --stages 8 --chunks 1 2 --microbatches 16
+    python benchmarks/takeover_stretch.py --stages 8 --microbatches 16 --mirror-gradients 8
 """
 
 import argparse
@@ -76,7 +76,7 @@ def pipelines(args: argparse.Namespace, costs: Costs) -> tuple[Pipeline, ...]:
     made = []
     for num_chunks, mode in product(args.chunks, MODES):
         compute = compute_schedule(args.stages, num_chunks, args.microbatches)
-        schedule = lower(add_redundancy(compute, mode, costs))
+        schedule = lower(add_redundancy(compute, mode, costs, args.mirror_gradients))
         made.append(Pipeline(mode, schedule, simulate(schedule, costs), costs))
     return tuple(made)
 
@@ -121,14 +121,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--stages", type=int, default=8)
     parser.add_argument("--chunks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--microbatches", type=int, default=16)
+    parser.add_argument(
+        "--mirror-gradients", type=int, default=0, metavar="K", help="mirrors of each chunk"
+    )
     parser.add_argument("--moments", type=int, default=10, help="losses of each rank")
     parser.add_argument("--costs", type=Path, metavar="FILE", help="JSON as for bamboo schedule")
     args = parser.parse_args(argv)
     costs = EQUAL_COSTS if args.costs is None else Costs.from_json(args.costs.read_text())
     pipes = pipelines(args, costs)
     sys.stdout.write(
-        f"{args.stages} stages, {args.microbatches} microbatches. Five numbers are the least, the "
-        "quartiles and the most.\n\n"
+        f"{args.stages} stages, {args.microbatches} microbatches, {args.mirror_gradients} mirrors. "
+        "Five numbers are the least, the quartiles and the most.\n\n"
     )
     sys.stdout.write(table(DISTRIBUTION_HEADS, distribution_rows(pipes, args.moments)) + "\n")
     sys.stdout.write(table(QUARTER_HEADS, quarter_rows(pipes)))

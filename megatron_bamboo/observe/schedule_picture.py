@@ -4,17 +4,18 @@ Kinds of work differ in lightness or pattern as well as in colour, so that they 
 the colour-blind and on paper.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from megatron_bamboo.schedule.chart import Bar, Chart, Kind
+from megatron_bamboo.schedule.chart import Bar, Chart, Kind, Mark
 from megatron_bamboo.schedule.rehearse import Loss
 
 _DPI = 130
@@ -55,6 +56,7 @@ _LOOKS = {
     Kind.REDUNDANT: _Look("#E3F5EC", hatch="////", ink="#009E73"),
     Kind.WAIT: _Look("#F2F2F2", hatch="..", ink="#C4C4C4", edge_points=0),
 }
+_MARK: dict[str, Any] = {"marker": "^", "markersize": 5, "color": "black", "zorder": 3}
 _LOST = _Look("#4D4D4D", edge_points=0)
 
 
@@ -69,10 +71,12 @@ def save_picture(chart: Chart, title: str, path: Path) -> None:
         _draw_bar(axes, bar, chart, points_a_unit=72 * width / chart.makespan)
     if chart.loss is not None:
         _draw_loss(axes, chart.loss, chart.makespan)
-    legend = dict(_legend(chart))
+    legend: dict[str, Artist] = {name: Patch(**options) for name, options in _legend(chart)}
+    if chart.marks:
+        legend["mirror sent"] = _draw_marks(axes, chart.marks)
     figure.legend(
-        [Patch(**options) for options in legend.values()],
-        legend.keys(),
+        list(legend.values()),
+        list(legend),
         loc="outside lower center",
         ncols=len(legend),
         frameon=False,
@@ -136,6 +140,13 @@ def _whiteness(bar: Bar, num_chunks: int) -> float:
     if bar.kind is Kind.WAIT or bar.action is None or not bar.action.chunk:
         return 0.0
     return _MOST_WHITE * bar.action.chunk / (num_chunks - 1)
+
+
+def _draw_marks(axes: Axes, marks: Sequence[Mark]) -> Artist:
+    """A triangle under the moment at which a mirror leaves."""
+    times, rows = [mark.time for mark in marks], [mark.rank + _BAR_HEIGHT / 2 for mark in marks]
+    (drawn,) = axes.plot(times, rows, linestyle="none", **_MARK)
+    return drawn
 
 
 def _draw_loss(axes: Axes, loss: Loss, makespan: float) -> None:

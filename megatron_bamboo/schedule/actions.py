@@ -30,6 +30,11 @@ class Op(StrEnum):
     SEND_B = "SEND_B"
     # Waits for the gradient of a stage's output, which the next virtual stage sends with SEND_B.
     RECV_B = "RECV_B"
+    # Sends the gradient that a stage's chunk has summed, this microbatch being the last one in it,
+    # to the worker of the stage's replica, which runs RECV_MIRROR. A copy: the sum goes on.
+    SEND_MIRROR = "SEND_MIRROR"
+    # Lets the mirror come that SEND_MIRROR sends. Nothing waits for it but the end of the step.
+    RECV_MIRROR = "RECV_MIRROR"
     # Reduces a stage's gradients over the pipelines, out of place.
     REDUCE = "REDUCE"
     # Sends a role's reduced gradient of the tied embedding to the worker of the other role, whose
@@ -56,8 +61,8 @@ class Op(StrEnum):
 
 
 COMPUTE_OPS = frozenset({Op.F, Op.B, Op.RF})
-SEND_OPS = frozenset({Op.SEND_F, Op.SEND_B})
-RECEIVE_OPS = frozenset({Op.RECV_F, Op.RECV_B})
+SEND_OPS = frozenset({Op.SEND_F, Op.SEND_B, Op.SEND_MIRROR})
+RECEIVE_OPS = frozenset({Op.RECV_F, Op.RECV_B, Op.RECV_MIRROR})
 TAIL_OPS = frozenset(Op) - COMPUTE_OPS - SEND_OPS - RECEIVE_OPS
 # What comes after the step.
 GATHER_OPS = frozenset({Op.GATHER, Op.RGATHER})

@@ -1,7 +1,7 @@
 """A played schedule as bars in time: what a trace and a picture show.
 
 A bar is work or a wait of one worker. Sends and receives take their worker no time: they are
-arrows from bar to bar.
+arrows from bar to bar, and mirrors, which no work takes, marks where they leave.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,6 @@ from megatron_bamboo.schedule.actions import (
     COMPUTE_OPS,
     RECEIVE_BEFORE,
     SEND_AFTER,
-    SEND_OPS,
     Action,
     Op,
 )
@@ -59,13 +58,23 @@ class Arrow:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """The moment at which a rank sends a mirror."""
+
+    rank: int
+    time: float
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
-    """All bars and arrows, and the loss if there is one."""
+    """All bars, arrows and marks, and the loss if there is one."""
 
     num_ranks: int
     num_chunks: int
     bars: tuple[Bar, ...]
     arrows: tuple[Arrow, ...]
+    marks: tuple[Mark, ...]
     loss: Loss | None
     makespan: float
 
@@ -74,7 +83,9 @@ def chart_of(schedule: Schedule, timeline: Timeline) -> Chart:
     """The chart of an undisturbed iteration."""
     bars = tuple(_bars_of(timeline.rows, timeline.makespan, None))
     arrows = tuple(_arrows(schedule, timeline.rows, _work_of(bars)))
-    return Chart(len(timeline.rows), schedule.num_chunks, bars, arrows, None, timeline.makespan)
+    marks = tuple(_marks(timeline.rows))
+    num_ranks = len(timeline.rows)
+    return Chart(num_ranks, schedule.num_chunks, bars, arrows, marks, None, timeline.makespan)
 
 
 def chart_of_takeover(rehearsal: Rehearsal) -> Chart:
@@ -88,7 +99,8 @@ def chart_of_takeover(rehearsal: Rehearsal) -> Chart:
         *_arrows(rehearsal.schedule, before, work),
         *_arrows(rehearsal.remaining, after, work),
     )
-    return Chart(len(rows), rehearsal.schedule.num_chunks, bars, arrows, rehearsal.loss, makespan)
+    num_chunks, marks = rehearsal.schedule.num_chunks, tuple(_marks(rows))
+    return Chart(len(rows), num_chunks, bars, arrows, marks, rehearsal.loss, makespan)
 
 
 def _bars_of(rows: Rows, makespan: float, loss: Loss | None) -> Iterator[Bar]:
@@ -112,6 +124,13 @@ def _work(rank: int, timed: Timed) -> Bar:
     return Bar(rank, timed.start, timed.end, kind, timed.action, taken_over)
 
 
+def _marks(rows: Rows) -> Iterator[Mark]:
+    for rank, row in enumerate(rows):
+        for timed in row:
+            if timed.action.op is Op.SEND_MIRROR:
+                yield Mark(rank, timed.end, timed.action)
+
+
 def _work_of(bars: Sequence[Bar]) -> Mapping[tuple[int, Action], Bar]:
     return {
         (bar.rank, bar.action): bar
@@ -125,7 +144,7 @@ def _arrows(
 ) -> Iterator[Arrow]:
     """The messages that are sent in some rows and taken, sooner or later, by their receiver."""
     for rank, row in enumerate(rows):
-        for send in (timed.action for timed in row if timed.action.op in SEND_OPS):
+        for send in (timed.action for timed in row if timed.action.op in _MADE_BY):
             made = send.with_op(_MADE_BY[send.op])
             # A takeover sends what was a redundant forward when it ran.
             sender = work.get((rank, made)) or work[rank, made.with_op(Op.RF)]

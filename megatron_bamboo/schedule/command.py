@@ -67,6 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "gaps, or with all of them",
     )
     parser.add_argument(
+        "--mirror-gradients",
+        type=int,
+        default=0,
+        metavar="K",
+        help="each stage sends its replica the gradient so far, so often an iteration",
+    )
+    parser.add_argument(
         "--costs",
         type=Path,
         metavar="FILE",
@@ -91,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
     lost = None if args.lose is None else _parse_lost(args.lose, mode)
     costs = EQUAL_COSTS if args.costs is None else _read_costs(args.costs)
     unit = "a forward is 1, a backward 2" if args.costs is None else f"costs of {args.costs.name}"
-    body = _build(args.stages, args.chunks, args.microbatches, mode, costs)
+    sizes = (args.stages, args.chunks, args.microbatches)
+    body = _build(sizes, mode, costs, args.mirror_gradients)
     whole = add_tail(body, tied=True)
     validate(whole)
     timeline = simulate(whole, costs)
@@ -106,12 +114,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build(
-    num_stages: int, num_chunks: int, num_microbatches: int, mode: Redundancy, costs: Costs
+    sizes: tuple[int, int, int], mode: Redundancy, costs: Costs, num_mirrors: int
 ) -> Schedule:
+    num_stages, num_chunks, num_microbatches = sizes
     try:
         costs.check_shape(num_stages, num_chunks)
         compute = compute_schedule(num_stages, num_chunks, num_microbatches)
-        return lower(add_redundancy(compute, mode, costs))
+        return lower(add_redundancy(compute, mode, costs, num_mirrors))
     except ValueError as error:
         raise UserError(str(error)) from error
 

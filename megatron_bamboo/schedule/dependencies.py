@@ -27,8 +27,10 @@ class Dependencies:
                 return (action.with_op(Op.F), *self._input_of(action))
             case Op.SEND_F:
                 return (action.with_op(Op.F),)
-            case Op.SEND_B:
+            case Op.SEND_B | Op.SEND_MIRROR:
                 return (action.with_op(Op.B),)
+            case Op.RECV_MIRROR:
+                return ()
             case Op.RECV_F | Op.RECV_B:
                 return (self.schedule.send_of(action),)
             case _:

@@ -1,5 +1,7 @@
 """A schedule and a takeover in words, for ``bamboo schedule``."""
 
+from itertools import product
+
 from megatron_bamboo.schedule.actions import Action
 from megatron_bamboo.schedule.redundancy import Redundancy, redundant_forwards
 from megatron_bamboo.schedule.rehearse import Rehearsal
@@ -16,9 +18,10 @@ from megatron_bamboo.schedule.simulate import Timeline
 def schedule_head(schedule: Schedule, timeline: Timeline, mode: Redundancy, unit: str) -> str:
     """What it is and how long it takes; with ``bubble``, what fits into the gaps."""
     chunks = f" of {schedule.num_chunks} chunks" if schedule.num_chunks > 1 else ""
+    mirrors = f", {schedule.num_mirrors} mirrors" if schedule.num_mirrors else ""
     title = (
         f"{schedule.num_stages} stages{chunks}, {schedule.num_microbatches} microbatches, "
-        f"redundancy {mode}: makespan {timeline.makespan:g} ({unit})"
+        f"redundancy {mode}{mirrors}: makespan {timeline.makespan:g} ({unit})"
     )
     return f"{title}\n\n{_fitting_lines(schedule)}" if mode is Redundancy.BUBBLE else title
 
@@ -42,6 +45,7 @@ def takeover_head(rehearsal: Rehearsal, lost: Action, undisturbed: Timeline) -> 
     )
     return (
         f"rank {loss.rank} is lost at {loss.time:g}, before {lost}; {moved}\n"
+        f"{_mirror_lines(rehearsal)}"
         f"the iteration ends at {makespan:g} instead of {undisturbed.makespan:g} "
         f"({makespan / undisturbed.makespan - 1:+.1%}), without the pause"
     )
@@ -50,6 +54,20 @@ def takeover_head(rehearsal: Rehearsal, lost: Action, undisturbed: Timeline) -> 
 def takeover_body(rehearsal: Rehearsal) -> str:
     """Places, programs and the grid of what remains."""
     return "\n\n".join(_parts(rehearsal.remaining, rehearsal.timeline))
+
+
+def _mirror_lines(rehearsal: Rehearsal) -> str:
+    """For each chunk that the victim mirrored, what need not run again."""
+    if not rehearsal.schedule.num_mirrors:
+        return ""
+    used = {(mirror.stage, mirror.chunk): mirror.microbatch for mirror in rehearsal.mirrors}
+    lines = []
+    for stage, chunk in product(rehearsal.moved_stages, range(rehearsal.schedule.num_chunks)):
+        last = used.get((stage, chunk))
+        known = "no mirror can be used" if last is None else f"a mirror holds 0 to {last}"
+        left = rehearsal.schedule.num_microbatches - (0 if last is None else last + 1)
+        lines.append(f"backward passes {stage}.{chunk}B: {known}, {left} run\n")
+    return "".join(lines)
 
 
 def _fitting_lines(schedule: Schedule) -> str:

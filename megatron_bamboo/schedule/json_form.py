@@ -16,6 +16,7 @@ def as_json(schedule: Schedule, timeline: Timeline) -> Mapping[str, object]:
         "num_stages": schedule.num_stages,
         "num_chunks": schedule.num_chunks,
         "num_microbatches": schedule.num_microbatches,
+        "num_mirrors": schedule.num_mirrors,
         "placement": list(schedule.placement),
         "replicas": list(schedule.replicas),
         "programs": [[str(action) for action in program] for program in schedule.programs],
@@ -40,6 +41,7 @@ def takeover_as_json(rehearsal: Rehearsal) -> Mapping[str, object]:
         "victim_rank": rehearsal.loss.rank,
         "time": rehearsal.loss.time,
         "progress": progress,
+        "mirrors": _texts(rehearsal.mirrors),
         **as_json(rehearsal.remaining, rehearsal.timeline),
     }
 

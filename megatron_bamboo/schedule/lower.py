@@ -7,6 +7,7 @@ from what has already arrived, so they are never merged by hand.
 from dataclasses import replace
 
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, RECEIVE_BEFORE, SEND_AFTER, Action, Op
+from megatron_bamboo.schedule.mirrors import add_mirrors
 from megatron_bamboo.schedule.schedule import (
     NO_ACTIONS,
     Actions,
@@ -20,7 +21,7 @@ def lower(
     schedule: Schedule, done: Actions = NO_ACTIONS, received: Actions = NO_ACTIONS
 ) -> Schedule:
     """The schedule, so far without messages, with a send after each producer and a receive before
-    each consumer on another worker.
+    each consumer on another worker, and the mirrors that it is to have.
 
     ``done`` holds what live workers have computed and sent this iteration, ``received`` the
     receives whose message has arrived. What was computed and not sent goes first, from the log.
@@ -41,7 +42,7 @@ def lower(
     for rank, program in enumerate(schedule.programs):
         again = tuple(send for send in from_log if schedule.placement[send.stage] == rank)
         programs.append(again + _with_messages(schedule, program, wanted))
-    return replace(schedule, programs=tuple(programs))
+    return add_mirrors(replace(schedule, programs=tuple(programs)), done, received)
 
 
 def without_messages(program: Program) -> Program:

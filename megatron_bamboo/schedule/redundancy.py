@@ -29,14 +29,28 @@ def shadow_of(stage: int, num_stages: int) -> int:
     return (stage - 1) % num_stages
 
 
-def add_redundancy(schedule: Schedule, mode: Redundancy, costs: Costs = EQUAL_COSTS) -> Schedule:
+def add_redundancy(
+    schedule: Schedule, mode: Redundancy, costs: Costs = EQUAL_COSTS, num_mirrors: int = 0
+) -> Schedule:
     """The schedule, so far forwards and backwards alone, with replicas and their forwards.
 
-    ``costs`` are what ``bubble`` predicts the gaps from. Sends are not inserted yet.
+    ``costs`` are what ``bubble`` predicts the gaps from. Sends are not inserted yet, those of
+    mirrors neither.
+
+    Raises:
+        ValueError: there is no place for replicas, or mirrors are asked for and replicas are not.
     """
+    if num_mirrors < 0:
+        raise ValueError(f"{num_mirrors} mirrored gradients: it must be 0 or above")
     if mode is Redundancy.NONE:
+        if num_mirrors:
+            raise ValueError(
+                "mirrored gradients go to replicas, which there are none of: use lazy, bubble or "
+                "eager redundancy"
+            )
         return schedule
-    protected = replace(schedule, replicas=_replicas(schedule.num_stages, mode))
+    replicas = _replicas(schedule.num_stages, mode)
+    protected = replace(schedule, replicas=replicas, num_mirrors=num_mirrors)
     match mode:
         case Redundancy.LAZY:
             return protected

@@ -12,7 +12,12 @@ from megatron_bamboo.schedule.play import Timed
 from megatron_bamboo.schedule.schedule import Actions, Schedule
 from megatron_bamboo.schedule.simulate import Timeline, simulate
 from megatron_bamboo.schedule.tail import add_tail
-from megatron_bamboo.schedule.takeover import Progress, surviving_progress, take_over
+from megatron_bamboo.schedule.takeover import (
+    Progress,
+    mirrors_used,
+    surviving_progress,
+    take_over,
+)
 
 Row = tuple[Timed, ...]
 
@@ -33,6 +38,8 @@ class Rehearsal:
     schedule: Schedule
     loss: Loss
     moved_stages: tuple[int, ...]
+    mirrors: tuple[Action, ...]
+    """The receives of the mirrors from which the shadow goes on."""
     before: Timeline
     progress: Mapping[int, Progress]
     remaining: Schedule
@@ -87,6 +94,7 @@ def rehearse(schedule: Schedule, costs: Costs, loss: Loss) -> Rehearsal:
         schedule=schedule,
         loss=loss,
         moved_stages=schedule.stages_of(loss.rank),
+        mirrors=mirrors_used(schedule, loss.rank, progress),
         before=Timeline(tuple(started)),
         progress=progress,
         remaining=remaining,
@@ -116,5 +124,5 @@ def _arrived_by(schedule: Schedule, started: list[Row], time: float) -> Actions:
 def _progress_of(schedule: Schedule, rank: int, row: Row, arrived: Actions) -> Progress:
     return Progress(
         done=frozenset(t.action for t in row if t.action.op in COMPUTE_OPS | SEND_OPS),
-        received=frozenset(a for a in arrived if schedule.placement[a.stage] == rank),
+        received=frozenset(a for a in arrived if schedule.rank_of(a) == rank),
     )

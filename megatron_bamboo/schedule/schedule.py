@@ -7,7 +7,7 @@ Programs are by pipeline rank, the stage that a worker held at the start; who ru
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from megatron_bamboo.schedule.actions import Action, Op
+from megatron_bamboo.schedule.actions import RECEIVE_OPS, SEND_OPS, Action, Op
 
 Program = tuple[Action, ...]
 Actions = frozenset[Action]
@@ -28,6 +28,8 @@ class Schedule:
     replicas: tuple[int | None, ...]
     num_chunks: int
     num_microbatches: int
+    num_mirrors: int = 0
+    """How often a stage sends its replica the gradient of each chunk so far."""
 
     @property
     def num_stages(self) -> int:
@@ -54,7 +56,7 @@ class Schedule:
     def rank_of(self, action: Action) -> int | None:
         """The rank that runs an action; None for work on a replica that nobody holds."""
         match action.op:
-            case Op.RF | Op.RECV_REFRESH | Op.RGATHER:
+            case Op.RF | Op.RECV_MIRROR | Op.RECV_REFRESH | Op.RGATHER:
                 return self.replicas[action.stage]
             case Op.COMMIT | Op.STEP:
                 return action.stage
@@ -98,16 +100,26 @@ class Schedule:
 
     def receive_of(self, send: Action) -> Action:
         """The receive that is the pair of a send."""
-        forward = send.op is Op.SEND_F
-        pair = self.downstream(send, Op.RECV_F) if forward else self.upstream(send, Op.RECV_B)
-        assert send.op in (Op.SEND_F, Op.SEND_B) and pair is not None, f"{send} has no receiver"
+        match send.op:
+            case Op.SEND_F:
+                pair = self.downstream(send, Op.RECV_F)
+            case Op.SEND_B:
+                pair = self.upstream(send, Op.RECV_B)
+            case _:
+                pair = send.with_op(Op.RECV_MIRROR)
+        assert send.op in SEND_OPS and pair is not None, f"{send} has no receiver"
         return pair
 
     def send_of(self, receive: Action) -> Action:
         """The send that is the pair of a receive."""
-        forward = receive.op is Op.RECV_F
-        pair = self.upstream(receive, Op.SEND_F) if forward else self.downstream(receive, Op.SEND_B)
-        assert receive.op in (Op.RECV_F, Op.RECV_B) and pair is not None, f"{receive} has no sender"
+        match receive.op:
+            case Op.RECV_F:
+                pair = self.upstream(receive, Op.SEND_F)
+            case Op.RECV_B:
+                pair = self.downstream(receive, Op.SEND_B)
+            case _:
+                pair = receive.with_op(Op.SEND_MIRROR)
+        assert receive.op in RECEIVE_OPS and pair is not None, f"{receive} has no sender"
         return pair
 
 

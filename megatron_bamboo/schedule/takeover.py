@@ -1,8 +1,8 @@
 """A shadow takes over the stage of a lost worker in the middle of an iteration.
 
 The victim's stage is given to its shadow, what survivors have done counts as done, what remains is
-ordered and lowered again. Nothing that a survivor has computed is thrown away, except that the
-victim's accumulated gradient is gone and so all of its backwards run again.
+ordered and lowered again. Nothing that a survivor has computed is thrown away. The victim's
+accumulated gradient is gone, so its backwards run again, but for those that a mirror covers.
 
 All survivors call ``take_over`` with the same published progress and so get the same schedule. It
 may be older than the truth: then more remains in the schedule than need be, in an order that still
@@ -12,10 +12,11 @@ holds, and messages that arrive twice are dropped by their receiver.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from megatron_bamboo.schedule.actions import RECEIVE_OPS, SEND_OPS
+from megatron_bamboo.schedule.actions import RECEIVE_OPS, SEND_OPS, Action
 from megatron_bamboo.schedule.generate import stage_program
 from megatron_bamboo.schedule.lower import lower, without_messages
 from megatron_bamboo.schedule.merge import merge_streams
+from megatron_bamboo.schedule.mirrors import covered_by, mirrors_to_use
 from megatron_bamboo.schedule.schedule import (
     NO_ACTIONS,
     Actions,
@@ -29,8 +30,8 @@ from megatron_bamboo.schedule.schedule import (
 class Progress:
     """How far one rank has come in the iteration, earlier epochs included.
 
-    ``done``: the F, B, RF, SEND_F and SEND_B that it executed. ``received``: the RECV_F and RECV_B
-    whose message has arrived, consumed or not.
+    ``done``: the F, B, RF and sends that it executed, and what it need not execute since a mirror
+    covers it. ``received``: the receives whose message has arrived, consumed or not, and is kept.
     """
 
     done: Actions = NO_ACTIONS
@@ -45,12 +46,24 @@ def take_over(schedule: Schedule, victim_rank: int, progress: Mapping[int, Progr
     """
     placed = _give_to_shadow(schedule, victim_rank)
     known = surviving_progress(schedule, victim_rank, progress)
-    finished = count_promoted(placed, known.done)
+    done = known.done | covered_by(mirrors_used(schedule, victim_rank, progress))
+    finished = count_promoted(placed, done)
     streams = [
         _streams_of(schedule, placed, rank, finished) for rank in range(len(placed.programs))
     ]
     merged = replace(placed, programs=merge_streams(placed, streams, known.received))
-    return lower(merged, known.done, known.received)
+    return lower(merged, done, known.received)
+
+
+def mirrors_used(
+    schedule: Schedule, victim_rank: int, progress: Mapping[int, Progress]
+) -> tuple[Action, ...]:
+    """The receives of the mirrors from which the takeover goes on; arguments as its own.
+
+    What they cover counts as done by the shadow from then on.
+    """
+    known = surviving_progress(schedule, victim_rank, progress)
+    return mirrors_to_use(schedule, victim_rank, known.done, known.received)
 
 
 def surviving_progress(
@@ -62,13 +75,13 @@ def surviving_progress(
     worker goes on with what this leaves of its own progress, since after a second loss a send from
     before the first proves nothing.
     """
-    moved = schedule.stages_of(victim_rank)
     survivors = set(schedule.live_ranks) - {victim_rank}
     alive = [made for rank, made in progress.items() if rank in survivors]
     done = NO_ACTIONS.union(*(made.done for made in alive))
     received = NO_ACTIONS.union(*(made.received for made in alive))
-    gone = {a for a in done if a.op in SEND_OPS and schedule.receive_of(a).stage in moved}
     assert all(action.op in RECEIVE_OPS for action in received)
+    sends = (action for action in done if action.op in SEND_OPS)
+    gone = {send for send in sends if schedule.rank_of(schedule.receive_of(send)) == victim_rank}
     return Progress(done - gone, received)
 
 

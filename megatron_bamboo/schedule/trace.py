@@ -1,12 +1,12 @@
 """A chart as a Chrome trace, for https://ui.perfetto.dev or chrome://tracing.
 
-One thread a rank, one slice a bar, one flow a message. A trace counts in microseconds, so one unit
-of the costs is shown as one second.
+One thread a rank, one slice a bar, one flow a message, one instant a mirror. A trace counts in
+microseconds, so one unit of the costs is shown as one second.
 """
 
 from collections.abc import Iterator
 
-from megatron_bamboo.schedule.chart import Arrow, Bar, Chart, Kind
+from megatron_bamboo.schedule.chart import Arrow, Bar, Chart, Kind, Mark
 from megatron_bamboo.schedule.rehearse import Loss
 
 _MICROSECONDS = 1e6
@@ -27,8 +27,9 @@ def as_trace(chart: Chart) -> dict[str, object]:
     events = [*_names(chart), *map(_slice, chart.bars)]
     for number, arrow in enumerate(chart.arrows):
         events += _flow(number, arrow)
+    events += map(_mirror, chart.marks)
     if chart.loss is not None:
-        events.append(_instant(chart.loss))
+        events.append(_loss(chart.loss))
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -76,13 +77,22 @@ def _flow(number: int, arrow: Arrow) -> Iterator[Event]:
         }
 
 
-def _instant(loss: Loss) -> Event:
+def _mirror(mark: Mark) -> Event:
+    return _instant(mark.rank, mark.time, str(mark.action), "mirror", scope="t")
+
+
+def _loss(loss: Loss) -> Event:
+    return _instant(loss.rank, loss.time, f"rank {loss.rank} is lost", "loss", scope="g")
+
+
+def _instant(rank: int, time: float, name: str, category: str, scope: str) -> Event:
+    """A mark in one thread (scope t) or across all of them (g)."""
     return {
         **_PIPELINE,
-        "tid": loss.rank,
+        "tid": rank,
         "ph": "i",
-        "s": "g",
-        "name": f"rank {loss.rank} is lost",
-        "cat": "loss",
-        "ts": loss.time * _MICROSECONDS,
+        "s": scope,
+        "name": name,
+        "cat": category,
+        "ts": time * _MICROSECONDS,
     }

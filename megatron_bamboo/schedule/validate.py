@@ -16,6 +16,7 @@ from megatron_bamboo.schedule.actions import (
     Op,
 )
 from megatron_bamboo.schedule.dependencies import Dependencies
+from megatron_bamboo.schedule.mirrors import mirrored_microbatches, mirrors_left
 from megatron_bamboo.schedule.render import marked_grid
 from megatron_bamboo.schedule.schedule import NO_ACTIONS, Actions, Schedule, count_promoted
 from megatron_bamboo.schedule.tail import tail_program
@@ -41,7 +42,7 @@ def validate(
     finished = count_promoted(schedule, done)
     _check_places(schedule)
     _check_once(schedule, finished | received)
-    _check_complete(schedule, finished)
+    _check_complete(schedule, finished, received)
     _check_pairs(schedule, finished)
     _check_backward_order(schedule, finished)
     _run(schedule, finished, received)
@@ -75,6 +76,9 @@ def _exists(schedule: Schedule, action: Action) -> bool:
             return schedule.downstream(action, Op.F) is not None
         case Op.RECV_F | Op.SEND_B:
             return schedule.upstream(action, Op.F) is not None
+        case Op.SEND_MIRROR | Op.RECV_MIRROR:
+            shape = (schedule.num_microbatches, schedule.num_mirrors)
+            return action.microbatch in mirrored_microbatches(*shape)
         case _:
             return True
 
@@ -89,9 +93,9 @@ def _check_once(schedule: Schedule, before: Actions) -> None:
         seen.add(action)
 
 
-def _check_complete(schedule: Schedule, finished: Actions) -> None:
+def _check_complete(schedule: Schedule, finished: Actions, received: Actions) -> None:
     present = {action for _, _, action in _positions(schedule)}
-    for action in _expected(schedule, present):
+    for action in _expected(schedule, present, received):
         if action not in present and action not in finished:
             rank = schedule.rank_of(action)
             assert rank is not None
@@ -99,8 +103,10 @@ def _check_complete(schedule: Schedule, finished: Actions) -> None:
             raise ScheduleError(schedule, rank, end, f"{action} is missing")
 
 
-def _expected(schedule: Schedule, present: set[Action]) -> Iterator[Action]:
-    """All forwards and backwards; the whole tail if there is any of it."""
+def _expected(schedule: Schedule, present: set[Action], received: Actions) -> Iterator[Action]:
+    """All forwards and backwards, mirrors that have not come, the whole tail if there is any."""
+    for receive in mirrors_left(schedule, received):
+        yield from (schedule.send_of(receive), receive)
     for stage in range(schedule.num_stages):
         for chunk in range(schedule.num_chunks):
             for microbatch in range(schedule.num_microbatches):
@@ -135,12 +141,14 @@ def _check_backward_order(schedule: Schedule, finished: Actions) -> None:
     done = (action for action in finished if action.op is Op.B)
     summed = Counter((action.stage, action.chunk) for action in done)
     for rank, place, action in _positions(schedule):
-        if action.op is Op.B:
-            unit = (action.stage, action.chunk)
-            if action.microbatch != summed[unit]:
-                reason = f"{action} comes where microbatch {summed[unit]} is next"
-                raise ScheduleError(schedule, rank, place, reason)
-            summed[unit] += 1
+        if action.op not in (Op.B, Op.SEND_MIRROR):
+            continue
+        unit = (action.stage, action.chunk)
+        is_mirror = action.op is Op.SEND_MIRROR
+        if action.microbatch != summed[unit] - is_mirror:
+            reason = f"{action} comes where microbatch {summed[unit]} is next"
+            raise ScheduleError(schedule, rank, place, reason)
+        summed[unit] += not is_mirror
 
 
 def _run(schedule: Schedule, finished: Actions, received: Actions) -> None:

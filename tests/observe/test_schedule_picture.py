@@ -26,7 +26,7 @@ def test_a_takeover_is_drawn_with_its_words(
 ) -> None:
     path = tmp_path / "takeover.png"
     options = ["--stages", "3", "--chunks", "2", "--microbatches", "4", "--redundancy", "bubble"]
-    drawn = ["--lose", "0.1B2", "--format", "png", "--output", str(path)]
+    drawn = ["--mirror-gradients", "1", "--lose", "0.1B2", "--format", "png", "--output", str(path)]
     assert main(["schedule", *options, *drawn]) == 0
     assert capsys.readouterr().out.startswith("rank 0 is lost at 17, before 0.1B2; rank 2 takes")
     assert (imread(path)[..., :3].min(axis=2) < 0.4).mean() > 0.1  # the lost rank's dark bar

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from random import Random
 
 from megatron_bamboo.schedule.actions import Action, Op
-from megatron_bamboo.schedule.schedule import Program, Schedule
+from megatron_bamboo.schedule.schedule import Actions, Program, Schedule
 from megatron_bamboo.schedule.takeover import Progress, surviving_progress
 
-LOGGED = (Op.F, Op.B, Op.RF, Op.SEND_F, Op.SEND_B)
+LOGGED = (Op.F, Op.B, Op.RF, Op.SEND_F, Op.SEND_B, Op.SEND_MIRROR)
+MIRRORS_KEPT = 2  # of a chunk
 
 
 class SymbolicRun:
@@ -24,7 +25,9 @@ class SymbolicRun:
         self.inbox: list[set[Action]] = [set() for _ in ranks]
         self.values: list[set[Action]] = [set() for _ in ranks]
         self.gradients: list[dict[tuple[int, int], list[int]]] = [{} for _ in ranks]
-        self.under_way: list[tuple[int, int, Action]] = []
+        self.mirrors: list[dict[Action, list[int]]] = [{} for _ in ranks]
+        self.covered: set[Action] = set()
+        self.under_way: list[tuple[int, int, Action, list[int]]] = []
         self.history: list[list[Progress]] = [[Progress()] for _ in ranks]
         self.ran: Counter[tuple[int, Action]] = Counter()
 
@@ -50,20 +53,59 @@ class SymbolicRun:
         """All that is in the victim's memory and in its connections is gone."""
         self.programs[victim] = ()
         self.inbox[victim].clear()
+        self.mirrors[victim].clear()
         self.values[victim].clear()
         self.gradients[victim].clear()
-        self.under_way = [m for m in self.under_way if victim not in m[:2]]
+        self._disconnect(victim)
 
     def go_on(self, victim: int, views: Mapping[int, Schedule]) -> None:
-        """Each survivor goes on with its own program of its own view."""
+        """Each survivor goes on with its own program of its own view, what it has done left out."""
         for rank, view in views.items():
-            self.programs[rank] = view.programs[rank]
             kept = surviving_progress(self.schedule, victim, {rank: self.progress(rank)})
             self.history[rank].append(kept)
+            self.programs[rank] = tuple(self._left(view, view.programs[rank], kept.done))
+        self._disconnect(victim)
+        moved = self.schedule.stages_of(victim)
         self.schedule = next(iter(views.values()))
+        for stage in moved:
+            for chunk in range(self.schedule.num_chunks):
+                self._adopt(stage, chunk)
+
+    def _disconnect(self, victim: int) -> None:
+        self.under_way = [m for m in self.under_way if victim not in m[:2]]
+
+    def _left(self, view: Schedule, program: Program, done: Actions) -> Iterator[Action]:
+        redundant = {a for a in done if a.op is Op.RF and view.replicas[a.stage] is None}
+        finished = done | {a.with_op(Op.F) for a in redundant}
+        for action in program:
+            taken_by = {Op.RECV_F: Op.F, Op.RECV_B: Op.B}.get(action.op, action.op)
+            if action.with_op(taken_by) not in finished:
+                yield action
 
     def progress(self, rank: int) -> Progress:
         return self.history[rank][-1]
+
+    def first_backward(self, stage: int, chunk: int) -> int:
+        """The first microbatch whose backward is left to whoever runs a stage."""
+        left = (
+            action.microbatch
+            for action in self.programs[self.schedule.placement[stage]]
+            if (action.stage, action.chunk, action.op) == (stage, chunk, Op.B)
+        )
+        return next((m for m in left if m is not None), self.schedule.num_microbatches)
+
+    def _adopt(self, stage: int, chunk: int) -> None:
+        """A shadow whose program does not begin with the first backward must have the rest."""
+        if first := self.first_backward(stage, chunk):
+            rank = self.schedule.placement[stage]
+            mirror = Action(stage, chunk, Op.RECV_MIRROR, first - 1)
+            summed = self.mirrors[rank][mirror]
+            assert summed == list(range(first)), mirror
+            self.gradients[rank][stage, chunk] = list(summed)
+            covered = {Action(stage, chunk, op, m) for op in (Op.F, Op.B) for m in summed}
+            self.covered |= covered
+            last = self.progress(rank)
+            self.history[rank].append(Progress(last.done | covered, last.received))
 
     def _possible_events(self) -> Iterator[tuple[str, int]]:
         for index in range(len(self.under_way)):
@@ -75,29 +117,45 @@ class SymbolicRun:
     def _has(self, rank: int) -> bool:
         return self.programs[rank][0] in self.inbox[rank]
 
-    def _arrive(self, _sender: int, receiver: int, message: Action) -> None:
-        self.inbox[receiver].add(message)
-        last = self.progress(receiver)
-        self.history[receiver].append(Progress(last.done, last.received | {message}))
+    def _arrive(self, _sender: int, receiver: int, message: Action, summed: list[int]) -> None:
+        inbox, last = self.inbox[receiver], self.progress(receiver)
+        inbox.add(message)
+        forgotten: set[Action] = set()
+        if message.op is Op.RECV_MIRROR:
+            self.mirrors[receiver][message] = summed
+            place = (message.stage, message.chunk)
+            alike = sorted(a for a in self.mirrors[receiver] if (a.stage, a.chunk) == place)
+            forgotten = set(alike[:-MIRRORS_KEPT])
+            for mirror in forgotten:
+                del self.mirrors[receiver][mirror]
+        inbox -= forgotten
+        self.history[receiver].append(Progress(last.done, last.received - forgotten | {message}))
 
     def _step(self, rank: int) -> None:
         action, *rest = self.programs[rank]
         self.programs[rank] = tuple(rest)
         match action.op:
             case Op.SEND_F | Op.SEND_B:
-                self._send(rank, action)
+                made = action.with_op(Op.F if action.op is Op.SEND_F else Op.B)
+                assert made in self.values[rank], action
+                self._send(rank, action, [])
+            case Op.SEND_MIRROR:
+                assert action.chunk is not None and action.microbatch is not None
+                summed = self.gradients[rank][action.stage, action.chunk]
+                assert summed == list(range(action.microbatch + 1)), f"{action} of {summed}"
+                self._send(rank, action, list(summed))
             case Op.F | Op.RF | Op.B:
                 self._compute(rank, action)
         if action.op in LOGGED:
             last = self.progress(rank)
             self.history[rank].append(Progress(last.done | {action}, last.received))
 
-    def _send(self, rank: int, send: Action) -> None:
-        assert send.with_op(Op.F if send.op is Op.SEND_F else Op.B) in self.values[rank], send
+    def _send(self, rank: int, send: Action, summed: list[int]) -> None:
         message = self.schedule.receive_of(send)
-        receiver = self.schedule.placement[message.stage]
-        assert receiver != rank, send
-        self.under_way.append((rank, receiver, message))
+        where = self.schedule.replicas if summed else self.schedule.placement
+        receiver = where[message.stage]
+        assert receiver not in (None, rank), send
+        self.under_way.append((rank, receiver, message, summed))
 
     def _compute(self, rank: int, action: Action) -> None:
         self.ran[rank, action] += 1

@@ -24,6 +24,8 @@ def test_text_form_parses_back(action: Action) -> None:
         ("2.0B3", Action(2, 0, Op.B, 3)),
         ("10.1SEND_F12", Action(10, 1, Op.SEND_F, 12)),
         ("0.0RF0", Action(0, 0, Op.RF, 0)),
+        ("2.1SEND_MIRROR7", Action(2, 1, Op.SEND_MIRROR, 7)),
+        ("2.1RECV_MIRROR7", Action(2, 1, Op.RECV_MIRROR, 7)),
         ("2REDUCE", Action(2, None, Op.REDUCE, None)),
         ("0SEND_TIE", Action(0, None, Op.SEND_TIE, None)),
     ],

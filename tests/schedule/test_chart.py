@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_bamboo.schedule.actions import Action
+from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.chart import Chart, Kind, chart_of, chart_of_takeover
 from megatron_bamboo.schedule.costs import EQUAL_COSTS
 from megatron_bamboo.schedule.generate import compute_schedule
@@ -16,9 +16,11 @@ from megatron_bamboo.schedule.simulate import simulate
 from megatron_bamboo.schedule.trace import as_trace
 
 
-def pipeline(num_stages: int, num_chunks: int, num_microbatches: int, mode: str) -> Schedule:
+def pipeline(
+    num_stages: int, num_chunks: int, num_microbatches: int, mode: str, num_mirrors: int = 0
+) -> Schedule:
     compute = compute_schedule(num_stages, num_chunks, num_microbatches)
-    return lower(add_redundancy(compute, Redundancy(mode)))
+    return lower(add_redundancy(compute, Redundancy(mode), num_mirrors=num_mirrors))
 
 
 def takeover(schedule: Schedule, lost: str) -> Chart:
@@ -61,6 +63,21 @@ def test_a_redundant_forward_sent_after_the_loss_is_where_its_message_comes_from
     chart = takeover(pipeline(3, 1, 2, "eager"), "1.0SEND_F0")
     senders = {str(arrow.sender.action) for arrow in chart.arrows}
     assert "1.0RF0" in senders
+
+
+@pytest.mark.parametrize("lost", ["", "1.0B3"])
+def test_mirrors_are_marked_where_they_leave(lost: str) -> None:
+    schedule = pipeline(3, 1, 4, "lazy", num_mirrors=2)
+    undisturbed = chart_of(schedule, simulate(schedule, EQUAL_COSTS))
+    chart = takeover(schedule, lost) if lost else undisturbed
+    ends = {(bar.rank, bar.action): bar.end for bar in chart.bars}
+    for mark in chart.marks:
+        assert mark.time == ends[mark.rank, mark.action.with_op(Op.B)]
+    assert Counter(mark.rank for mark in chart.marks) == {0: 2, 1: 2, 2: 2}
+    events = as_trace(chart)["traceEvents"]
+    assert isinstance(events, list)
+    names = {event["name"] for event in events if event["ph"] == "i" and event["s"] == "t"}
+    assert names == {str(mark.action) for mark in chart.marks}
 
 
 @given(

@@ -8,6 +8,7 @@ from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.costs import Costs
 from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.lower import lower
+from megatron_bamboo.schedule.mirrors import covered_by
 from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy
 from megatron_bamboo.schedule.rehearse import Rehearsal, loss_at, rehearse
 from megatron_bamboo.schedule.schedule import Schedule
@@ -25,12 +26,13 @@ class Case:
     num_microbatches: int
     mode: Redundancy
     costs: Costs
+    num_mirrors: int
     victim: int
     part: float
 
     def schedule(self) -> Schedule:
         compute = compute_schedule(self.num_stages, self.num_chunks, self.num_microbatches)
-        return lower(add_redundancy(compute, self.mode, self.costs))
+        return lower(add_redundancy(compute, self.mode, self.costs, self.num_mirrors))
 
     def rehearsal(self) -> Rehearsal:
         schedule = self.schedule()
@@ -49,6 +51,7 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.integers(1, 8)),
         draw(st.sampled_from(MODES)),
         Costs(draw(by_stage), draw(by_stage), draw(st.floats(0, 3))),
+        draw(st.integers(0, 4)),
         draw(st.integers(0, num_stages - 1)),
         draw(st.floats(0, 1)),
     )
@@ -72,7 +75,8 @@ def test_whatever_the_costs_and_the_moment_the_iteration_ends_with_each_work_don
 ) -> None:
     hit = case.rehearsal()
     known = surviving_progress(hit.schedule, case.victim, hit.progress)
-    validate(hit.remaining, known.done, known.received)
+    covered = covered_by(hit.mirrors)
+    validate(hit.remaining, known.done | covered, known.received)
     expected = {
         Action(stage, chunk, op, microbatch)
         for stage in range(case.num_stages)
@@ -81,7 +85,8 @@ def test_whatever_the_costs_and_the_moment_the_iteration_ends_with_each_work_don
         for microbatch in range(case.num_microbatches)
     }
     ran = work_of_survivors(hit)
-    assert set(ran) == expected
+    assert set(ran) | covered == expected
     assert set(ran.values()) == {1}
+    assert all(action.op is Op.F for action in covered if action in ran)
     # And no sooner than the shadow has done its part, however that is ordered.
     assert hit.timeline.makespan >= hit.bound * (1 - 1e-9)

@@ -98,6 +98,34 @@ def test_text_of_a_takeover(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == TAKEOVER
 
 
+MIRRORED = """\
+rank 1 is lost at 14, before 1.0B3; rank 0 takes over stage 1
+backward passes 1.0B: a mirror holds 0 to 2, 1 run
+the iteration ends at 20 instead of 18 (+11.1%), without the pause
+
+stage 0: on rank 0, replica on rank 2
+stage 1: on rank 0, no replica
+stage 2: on rank 2, no replica
+
+rank 0: 0.0SEND_MIRROR2 1.0F3 1.0RECV_B3 1.0B3 0.0B3 0REDUCE 1REDUCE 0SEND_TIE 0TIE 0SEND_REFRESH
+        0COMMIT 0STEP
+rank 2: 0.0RECV_MIRROR2 2.0SEND_B3 2REDUCE 2SEND_TIE 2TIE 0RECV_REFRESH 2COMMIT 2STEP
+"""
+
+
+def test_a_takeover_shows_what_mirrors_spare(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--stages", "3", "--microbatches", "4", "--mirror-gradients", "2")
+    lost = ("--lose", "1.0B3")
+    assert schedule_command(capsys, *options, *lost)[1].startswith(MIRRORED)
+    shown = json.loads(schedule_command(capsys, *options, *lost, "--format", "json")[1])
+    assert shown["num_mirrors"] == 2
+    assert shown["takeover"]["mirrors"] == ["1.0RECV_MIRROR2"]
+    whole = schedule_command(capsys, *options)[1]
+    assert whole.startswith("3 stages, 4 microbatches, redundancy lazy, 2 mirrors: makespan 18 ")
+    early = schedule_command(capsys, *options, "--lose", "1.0B0")[1]
+    assert "backward passes 1.0B: no mirror can be used, 4 run\n" in early
+
+
 def test_json_holds_programs_times_and_the_takeover(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--stages", "4", "--microbatches", "8", "--lose", "1.0SEND_F2", "--format", "json")
     status, out, _ = schedule_command(capsys, *options)
@@ -181,6 +209,11 @@ def test_text_fits_a_hundred_columns(
         ("--stages 2 --microbatches 2 --lose 2.0B1", "2.0B1 is in no program"),
         ("--stages 2 --microbatches 2 --lose 1REDUCE", "the commit decides"),
         ("--stages 2 --microbatches 2 --lose 1.0B1 --redundancy none", "--lose needs replicas"),
+        (
+            "--stages 2 --microbatches 2 --mirror-gradients 1 --redundancy none",
+            "mirrored gradients go to replicas",
+        ),
+        ("--stages 2 --microbatches 2 --mirror-gradients -1", "it must be 0 or above"),
     ],
 )
 def test_bad_input_gets_one_line_and_status_2(

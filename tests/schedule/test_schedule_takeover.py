@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
 
@@ -10,19 +10,26 @@ from symbolic_run import SymbolicRun
 from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.lower import lower
+from megatron_bamboo.schedule.mirrors import covered_by
 from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy, shadow_of
 from megatron_bamboo.schedule.schedule import Schedule
 from megatron_bamboo.schedule.tail import add_tail
-from megatron_bamboo.schedule.takeover import Progress, surviving_progress, take_over
+from megatron_bamboo.schedule.takeover import (
+    Progress,
+    mirrors_used,
+    surviving_progress,
+    take_over,
+)
 from megatron_bamboo.schedule.validate import validate
 
 MODES = [Redundancy.LAZY, Redundancy.BUBBLE, Redundancy.EAGER]
 
 
 def protected(
-    num_stages: int, num_chunks: int, num_microbatches: int, mode: Redundancy
+    num_stages: int, num_chunks: int, num_microbatches: int, mode: Redundancy, num_mirrors: int = 0
 ) -> Schedule:
-    return lower(add_redundancy(compute_schedule(num_stages, num_chunks, num_microbatches), mode))
+    compute = compute_schedule(num_stages, num_chunks, num_microbatches)
+    return lower(add_redundancy(compute, mode, num_mirrors=num_mirrors))
 
 
 @dataclass(frozen=True)
@@ -31,12 +38,14 @@ class Case:
     num_chunks: int
     num_microbatches: int
     mode: Redundancy
+    num_mirrors: int
     victim: int
     num_events: int
     seed: int
 
     def schedule(self) -> Schedule:
-        return protected(self.num_stages, self.num_chunks, self.num_microbatches, self.mode)
+        sizes = (self.num_stages, self.num_chunks, self.num_microbatches)
+        return protected(*sizes, self.mode, self.num_mirrors)
 
 
 @st.composite
@@ -49,6 +58,7 @@ def cases(draw: st.DrawFn, min_stages: int = 2) -> Case:
         num_chunks,
         num_microbatches,
         draw(st.sampled_from(MODES)),
+        draw(st.integers(0, 5)),
         draw(st.integers(0, num_stages - 1)),
         draw(st.integers(0, num_events_of(num_stages, num_chunks, num_microbatches))),
         draw(st.integers(0, 2**16)),
@@ -56,8 +66,8 @@ def cases(draw: st.DrawFn, min_stages: int = 2) -> Case:
 
 
 def num_events_of(num_stages: int, num_chunks: int, num_microbatches: int) -> int:
-    """About eight events for each stage, chunk and microbatch complete the iteration."""
-    return 9 * num_stages * num_chunks * num_microbatches
+    """About ten events for each stage, chunk and microbatch complete the iteration."""
+    return 11 * num_stages * num_chunks * num_microbatches
 
 
 def survivors_of(run: SymbolicRun, victim: int) -> list[int]:
@@ -69,9 +79,30 @@ def take_over_exactly(run: SymbolicRun, victim: int) -> None:
     progress = {rank: run.progress(rank) for rank in survivors_of(run, victim)}
     remaining = take_over(run.schedule, victim, progress)
     known = surviving_progress(run.schedule, victim, progress)
-    validate(add_tail(remaining, tied=True), known.done, known.received)
+    covered = covered_by(mirrors_used(run.schedule, victim, progress))
+    validate(add_tail(remaining, tied=True), known.done | covered, known.received)
+    expected = {
+        (stage, chunk): first_left(run, stage, chunk)
+        for stage in run.schedule.stages_of(victim)
+        for chunk in range(run.schedule.num_chunks)
+    }
     run.lose(victim)
     run.go_on(victim, dict.fromkeys(progress, remaining))
+    assert expected == {place: run.first_backward(*place) for place in expected}
+
+
+def first_left(run: SymbolicRun, stage: int, chunk: int) -> int:
+    """The microbatch behind the newest mirror that a shadow has, with all that it stands for."""
+    shadow = run.schedule.replicas[stage]
+    assert shadow is not None
+    inbox = run.inbox[shadow]
+    gradients = [
+        run.schedule.upstream(Action(stage, chunk, Op.B, m), Op.RECV_B)
+        for m in range(run.schedule.num_microbatches)
+    ]
+    held = [a.microbatch or 0 for a in run.mirrors[shadow] if (a.stage, a.chunk) == (stage, chunk)]
+    usable = [m for m in held if all(g is None or g in inbox for g in gradients[: m + 1])]
+    return max(usable, default=-1) + 1
 
 
 def assert_all_gradients(run: SymbolicRun) -> None:
@@ -89,11 +120,14 @@ def assert_only_redone(run: SymbolicRun, lost: set[int]) -> None:
             is_promoted = action.op is Op.RF and run.schedule.placement[action.stage] == rank
             counted = action.with_op(Op.F) if is_promoted else action
             ran_by_live[counted] = ran_by_live.get(counted, 0) + times
-    assert set(ran_by_live.values()) == {1}, "something ran twice"
+    assert set(ran_by_live.values()) <= {1}, "something ran twice"
+    again = {action for action in run.covered if action in ran_by_live}
+    assert all(action.op is Op.F for action in again), "a mirror holds what ran"
     shape = (run.schedule.num_chunks, run.schedule.num_microbatches)
     for stage, (chunk, microbatch) in product(lost, product(*map(range, shape))):
-        assert Action(stage, chunk, Op.F, microbatch) in ran_by_live
-        assert Action(stage, chunk, Op.B, microbatch) in ran_by_live
+        for op in (Op.F, Op.B):
+            action = Action(stage, chunk, op, microbatch)
+            assert action in ran_by_live or action in run.covered
 
 
 @given(cases())
@@ -108,7 +142,7 @@ def test_any_loss_is_taken_over_and_only_what_the_victim_had_is_redone(case: Cas
 
 @given(cases(), st.randoms(use_true_random=False))
 def test_views_of_others_that_are_too_old_still_fit_together(case: Case, ages: Random) -> None:
-    run = SymbolicRun(case.schedule(), Random(case.seed))
+    run = SymbolicRun(replace(case, num_mirrors=0).schedule(), Random(case.seed))
     run.run(case.num_events)
     survivors = survivors_of(run, case.victim)
     views = {}
@@ -118,6 +152,23 @@ def test_views_of_others_that_are_too_old_still_fit_together(case: Case, ages: R
         views[asking] = take_over(run.schedule, case.victim, progress)
     run.lose(case.victim)
     run.go_on(case.victim, views)
+    run.run_to_end()
+    assert_all_gradients(run)
+    assert_only_redone(run, {case.victim})
+
+
+@given(cases(), st.integers(0, 60))
+def test_what_is_done_after_progress_was_published_is_not_done_again(
+    case: Case, num_more: int
+) -> None:
+    """Nothing comes from the victim any more, but its survivors work on until they take over."""
+    run = SymbolicRun(case.schedule(), Random(case.seed))
+    run.run(case.num_events)
+    published = {rank: run.progress(rank) for rank in survivors_of(run, case.victim)}
+    run.lose(case.victim)
+    run.run(num_more)
+    remaining = take_over(run.schedule, case.victim, published)
+    run.go_on(case.victim, dict.fromkeys(published, remaining))
     run.run_to_end()
     assert_all_gradients(run)
     assert_only_redone(run, {case.victim})
