@@ -30,6 +30,7 @@ from megatron_bamboo.execution.injection import kill_before
 from megatron_bamboo.execution.ledger import CommitLedger
 from megatron_bamboo.execution.local_groups import make_tensor_group, model_groups
 from megatron_bamboo.execution.mailbox import Mailbox
+from megatron_bamboo.execution.mirrors import Mirrors
 from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.execution.registry import GroupRegistry, pair_group
 from megatron_bamboo.execution.reports import StepReporter
@@ -91,6 +92,7 @@ class Worker:
             options.bamboo.bamboo_redundancy,
             read_costs(options.bamboo),
             tied,
+            options.bamboo.bamboo_mirror_gradients,
         )
         self._dropout = DropoutSeeds(training.seed, environment.tensor_rank)
         groups = model_groups(self._tensor_group())
@@ -289,6 +291,7 @@ class Worker:
             layout=self._layout,
             compute=compute,
             tail=tail,
+            mirrors=Mirrors(self._stages, self._layout),
             transport=self._transport,
             registry=self._registry,
             ledger=self._ledger,

@@ -194,6 +194,16 @@ def test_what_megatron_has_and_we_have_not_is_refused_by_name(
         ),
         ("--tensor-model-parallel-size 2", 2, "needs bamboo run --workers-per-node 2, not 1"),
         ("", 1, "use --bamboo-redundancy none or --pipeline-model-parallel-size 2 or more"),
+        (
+            "--bamboo-mirror-gradients 2 --bamboo-redundancy none",
+            1,
+            "--bamboo-mirror-gradients needs replicas to send to: use --bamboo-redundancy lazy",
+        ),
+        (
+            "--bamboo-mirror-gradients -1 --pipeline-model-parallel-size 2",
+            2,
+            "--bamboo-mirror-gradients must be between 0 and 16384, not -1",
+        ),
         ("--hidden-size 66", 1, "--hidden-size 66 must be a multiple of --num-attention-heads 4"),
         ("--seq-length 64", 1, "--seq-length 64 needs --max-position-embeddings of at least"),
         ("--swiglu --hidden-size 16", 1, "give --ffn-hidden-size"),

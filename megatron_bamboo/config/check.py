@@ -78,6 +78,7 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
             "a pipeline of one stage has no neighbour to hold its replica: use "
             "--bamboo-redundancy none or --pipeline-model-parallel-size 2 or more"
         )
+    _check_mirrors(options.bamboo)
     pipelines = num_nodes // stages
     batch = training.global_batch_size or training.micro_batch_size * pipelines
     if batch % (training.micro_batch_size * pipelines):
@@ -135,6 +136,19 @@ def _check_costs(options: BambooOptions, num_stages: int, num_chunks: int) -> No
         costs.check_shape(num_stages, num_chunks)
     except ValueError as error:
         raise UserError(f"--bamboo-costs: {error}") from error
+
+
+def _check_mirrors(options: BambooOptions) -> None:
+    number = options.bamboo_mirror_gradients
+    if not 0 <= number <= MAX_MICROBATCHES:
+        raise UserError(
+            f"--bamboo-mirror-gradients must be between 0 and {MAX_MICROBATCHES}, not {number}"
+        )
+    if number and options.bamboo_redundancy is Redundancy.NONE:
+        raise UserError(
+            "--bamboo-mirror-gradients needs replicas to send to: use --bamboo-redundancy lazy, "
+            "bubble or eager, or leave it out"
+        )
 
 
 def _check_checkpoints(checkpoint: CheckpointOptions) -> None:

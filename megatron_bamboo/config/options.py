@@ -168,6 +168,11 @@ class BambooOptions:
         Redundancy.LAZY,
         tuple(Redundancy),
     )
+    bamboo_mirror_gradients: int = _option(
+        "each stage sends its replica the gradient so far, so often a step, so that a takeover "
+        "repeats only the backward passes since (default: 0, never)",
+        0,
+    )
     bamboo_costs: str | None = _option(
         "with bubble: JSON file of what forwards and backwards take (default: 1 and 2)",
         None,

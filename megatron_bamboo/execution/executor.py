@@ -23,6 +23,7 @@ from megatron_bamboo.execution.epochs import EpochWatch, StepProgress
 from megatron_bamboo.execution.errors import DeadlineExceeded, EpochEnded, PeerLost
 from megatron_bamboo.execution.ledger import CommitLedger
 from megatron_bamboo.execution.mailbox import Message
+from megatron_bamboo.execution.mirrors import Mirrors
 from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.execution.registry import (
     COMMIT_GROUP,
@@ -77,6 +78,7 @@ class Parts:
     layout: Layout
     compute: Compute
     tail: Tail
+    mirrors: Mirrors
     transport: Transport
     registry: GroupRegistry
     ledger: CommitLedger
@@ -110,6 +112,8 @@ class Executor:
             Op.SEND_B: self._send_gradient,
             Op.RECV_F: self._receive,
             Op.RECV_B: self._receive,
+            Op.SEND_MIRROR: self._send_mirror,
+            Op.RECV_MIRROR: lambda a: None,  # its channel expects it since the step began
             Op.REDUCE: lambda a: parts.tail.reduce(a.stage, self._state),
             Op.SEND_TIE: lambda a: parts.tail.send_tie(a.stage, view.pipeline, self._state),
             Op.TIE: lambda a: parts.tail.tie(a.stage, view.pipeline, self._state, self._take),
@@ -181,7 +185,7 @@ class Executor:
                 view.prepare(victims, published, self._state.step)
 
     def progress(self) -> StepProgress:
-        """How far this worker has come; called from the control thread."""
+        """How far this worker has come, for others to rely on; called from the control thread."""
         state = self._state
         received = self._parts.transport.mailbox.arrived(state.step)
         done = frozenset(tuple(state.done))
@@ -215,9 +219,10 @@ class Executor:
     ) -> list[Any]:
         """Megatron-core's signature: one step's forward and backward passes.
 
-        Returns what the loss function reported, by microbatch, where the last stage runs; an
-        empty list elsewhere. The step is the one after the last one finished. Sizes and groups are
-        those that the executor was made with; arguments about Megatron's own groups mean nothing.
+        Returns what the loss function reported, by microbatch, where the last stage runs (but for
+        what a lost node had run and its mirror spared); an empty list elsewhere. The step is the
+        one after the last one finished. Sizes and groups are those that the executor was made with;
+        arguments about Megatron's own groups mean nothing.
 
         Raises:
             ValueError: for a call that this executor was not built for.
@@ -306,10 +311,27 @@ class Executor:
         assert self._view.in_force.placement == self._view.pipeline.placement()
         if self._queue:
             self._queue = deque(self._remaining(hit=bool(victims)))
-            # Once it is passed nothing more is sent in a step.
+            # Once it is passed nothing more is summed or sent in a step.
             if self._is_in_step() and not self._is_passed():
+                self._adopt_mirrors()
                 self._expect()
         self._log_takeover(before, plan, start)
+
+    def _adopt_mirrors(self) -> None:
+        """Go on from the victim's gradients that are here."""
+        step, parts = self._state.step, self._parts
+        for mirror in self._view.adopted:
+            tensor = self._take(Message(step, mirror), "its sender")
+            parts.mirrors.adopt(mirror, tensor, self._state)
+            parts.events.emit(
+                "mirror",
+                stage=mirror.stage,
+                chunk=mirror.chunk,
+                microbatch=mirror.microbatch,
+                pipeline=self._view.number,
+                step=step,
+                epoch=self._plan.epoch,
+            )
 
     def _remaining(self, hit: bool) -> Iterator[Action]:
         """What is left of the step under the new plan, and of the gather of the one before."""
@@ -381,6 +403,12 @@ class Executor:
         peer = self._view.pipeline.stages[receive.stage]
         self._parts.transport.send(peer, Message(self._state.step, receive), tensor)
 
+    def _send_mirror(self, action: Action) -> None:
+        peer = self._view.pipeline.replicas[action.stage]
+        assert peer is not None
+        message = Message(self._state.step, self._view.in_force.receive_of(action))
+        self._parts.transport.send(peer, message, self._parts.mirrors.copy(action, self._state))
+
     def _receive(self, action: Action) -> None:
         sender = self._view.sender_of(action)
         self._take(Message(self._state.step, action), sender)
@@ -392,6 +420,9 @@ class Executor:
 
     def _receive_refresh(self, action: Action) -> None:
         peer = self._view.pipeline.stages[action.stage]
+        # So that no mirror of this step is under way in the next one.
+        for mirror in self._view.last_mirrors(action.stage):
+            self._take(Message(self._state.step, mirror), peer)
         self._parts.tail.receive_refresh(action.stage, peer, self._state, self._take)
 
     def _commit(self, action: Action) -> None:
@@ -426,6 +457,8 @@ class Executor:
 
     def _shape_of(self, action: Action) -> TensorShape:
         shapes = self._parts.shapes
+        if action.op is Op.RECV_MIRROR:
+            return self._parts.mirrors.shape(action)
         if action.op is Op.RECV_REFRESH:
             return shapes.refresh[action.stage]
         if action.op is Op.TIE:

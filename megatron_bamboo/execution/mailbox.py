@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from megatron_bamboo.execution.errors import DeadlineExceeded, EpochEnded
-from megatron_bamboo.schedule.actions import Action
+from megatron_bamboo.schedule.actions import Action, Op
+
+# Of each chunk: what the newest one stands for may still be under way, or a worker of the same node
+# may not have it yet; then the one before it counts.
+_MIRRORS_KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +32,19 @@ class Message:
 
 
 class Mailbox:
-    """Arrived messages, kept until their step is over."""
+    """Arrived messages, kept until their step is over; of mirrors the newest."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._messages: dict[Message, Tensor] = {}
+        self._held: frozenset[Message] = frozenset()
 
     def put(self, message: Message, tensor: Tensor) -> None:
         """Store a message, unless it is there already."""
         with self._condition:
             self._messages.setdefault(message, tensor)
+            if message.receive.op is Op.RECV_MIRROR:
+                self._forget_older_mirrors(message)
             self._condition.notify_all()
 
     def take(
@@ -63,9 +70,14 @@ class Mailbox:
             return self._messages[message]
 
     def arrived(self, step: int) -> frozenset[Action]:
-        """The receive actions of a step whose message is here."""
+        """The receive actions of a step whose message is here.
+
+        None of them gives way to a newer mirror from then on: others will rely on it, and a victim
+        that is still alive may send more.
+        """
         with self._condition:
-            return frozenset(m.receive for m in self._messages if m.step == step)
+            self._held = frozenset(m for m in self._messages if m.step == step)
+            return frozenset(m.receive for m in self._held)
 
     def forget_until(self, step: int) -> None:
         """Drop the messages of a step and of those before it."""
@@ -76,3 +88,15 @@ class Mailbox:
         """Let whoever waits look whether it must leave."""
         with self._condition:
             self._condition.notify_all()
+
+    def _forget_older_mirrors(self, newest: Message) -> None:
+        receive = newest.receive
+        kind = (newest.step, receive.stage, receive.chunk, receive.op)
+        alike = sorted(
+            (m.receive, m)
+            for m in self._messages
+            if (m.step, m.receive.stage, m.receive.chunk, m.receive.op) == kind
+        )
+        for _, message in alike[:-_MIRRORS_KEPT]:
+            if message not in self._held:
+                del self._messages[message]

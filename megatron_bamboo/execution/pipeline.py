@@ -14,10 +14,16 @@ from megatron_bamboo.schedule.actions import SEND_OPS, Action, Op
 from megatron_bamboo.schedule.costs import Costs
 from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.lower import lower
+from megatron_bamboo.schedule.mirrors import covered_by, mirrored_microbatches
 from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy
 from megatron_bamboo.schedule.schedule import Program, Schedule, count_promoted
 from megatron_bamboo.schedule.tail import gather_program, tail_program
-from megatron_bamboo.schedule.takeover import Progress, surviving_progress, take_over
+from megatron_bamboo.schedule.takeover import (
+    Progress,
+    mirrors_used,
+    surviving_progress,
+    take_over,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ class PipelineView:
         redundancy: Redundancy,
         costs: Costs,
         tied: bool,
+        num_mirrors: int = 0,
     ) -> None:
         self.node = node
         self.number = plan.pipeline_of(node)
@@ -72,8 +79,10 @@ class PipelineView:
         self.sharded = layout.num_shards > 1
         compute = compute_schedule(layout.num_stages, layout.num_chunks, layout.num_microbatches)
         # The schedule of whole steps, before the losses below.
-        self._steady = lower(add_redundancy(compute, redundancy, costs))
+        self._steady = lower(add_redundancy(compute, redundancy, costs, num_mirrors))
         self.in_force = self._steady
+        self.adopted: tuple[Action, ...] = ()
+        """The receives of the mirrors from which this worker goes on since the newest plan."""
         self._losses: list[_Loss] = []  # since the last step began
         self._awaited: _Awaited | None = None
         self._foreseen: _Foreseen | None = None
@@ -158,18 +167,30 @@ class PipelineView:
 
         All survivors do so from the same published progress, so that each knows the others'
         programs, also when a second loss follows. Returns what still holds of what this worker has
-        ``done``, which may be more than it published: a message to a victim is gone.
+        ``done``, which may be more than it published: a message to a victim is gone. What mirrors
+        cover that are here is added.
         """
         known = _Loss(-1, published).progress_in(step)
         known[self.rank] = _without_gone_sends(known.get(self.rank, Progress()), done)
         exact = Progress(done=frozenset(done))
+        adopted: list[Action] = []
         for victim in victims:
             self._losses.append(_Loss(victim, published))
             before = self.in_force
             self.in_force = self._take_over(before, victim, known)
+            mirrors = mirrors_used(before, victim, known)
+            adopted += [mirror for mirror in mirrors if before.rank_of(mirror) == self.rank]
             known = {r: surviving_progress(before, victim, {r: known[r]}) for r in known}
             exact = surviving_progress(before, victim, {self.rank: exact})
-        return [action for action in done if action in exact.done]
+        self.adopted = tuple(adopted)
+        return [a for a in done if a in exact.done] + sorted(covered_by(adopted))
+
+    def last_mirrors(self, stage: int) -> tuple[Action, ...]:
+        """Of each chunk of a stage the receive of the last mirror in a step, if there are any."""
+        schedule = self.in_force
+        ends = mirrored_microbatches(schedule.num_microbatches, schedule.num_mirrors)[-1:]
+        chunks = range(self.num_chunks)
+        return tuple(Action(stage, c, Op.RECV_MIRROR, end) for c in chunks for end in ends)
 
     def _take_over(
         self, schedule: Schedule, victim: int, known: Mapping[int, Progress]
@@ -197,7 +218,7 @@ class PipelineView:
         match action.op:
             case Op.RECV_F | Op.RECV_B:
                 return self.pipeline.stages[self.in_force.send_of(action).stage]
-            case Op.RECV_REFRESH:
+            case Op.RECV_MIRROR | Op.RECV_REFRESH:
                 return self.pipeline.stages[action.stage]
             case Op.TIE:
                 return self.pipeline.stages[len(self.pipeline.stages) - 1 - action.stage]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,8 +29,8 @@ from megatron_bamboo.schedule.schedule import MAX_CHUNKS, MAX_MICROBATCHES, MAX_
 
 # A tag has 31 bits and must tell apart all messages that can be under way on one channel. Two
 # steps next to each other can overlap, more cannot, since a commit lies between them.
-_STEPS_TOLD_APART = 4
-_KINDS = (Op.RECV_F, Op.RECV_B, Op.TIE, Op.RECV_REFRESH)
+_STEPS_TOLD_APART = 3
+_KINDS = (Op.RECV_F, Op.RECV_B, Op.RECV_MIRROR, Op.TIE, Op.RECV_REFRESH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class Channel:
         self._group: Group | None = None
         self._unsent: list[tuple[Message, Tensor]] = []
         self._under_way: list[tuple[dist.Work, Tensor]] = []
+        self._mirrors: _Stream[tuple[dist.Work, Tensor]] | None = None
         self._settled = threading.Event()  # the group is there, or never will be
         self._broken = False  # a sign of a loss: nothing more is sent
         self._closed = False  # the peer is lost: nothing more is taken
@@ -154,15 +156,17 @@ class Channel:
         except PeerLost:
             self._break()
             return
-        streams: dict[object, _Stream] = {}
+        streams: dict[object, _Stream[Expected]] = {}
         while (several := self._expected.get()) is not None:
             for expected in several:
                 key = stream_of(expected.message, group)
                 if key not in streams:
                     streams[key] = _Stream(partial(self._receive, group), self._break)
-                streams[key].expected.put(expected)
+                streams[key].items.put(expected)
         for stream in streams.values():
             stream.end()
+        if self._mirrors is not None:
+            self._mirrors.items.put(None)
 
     def _receive(self, group: Group, expected: Expected) -> None:
         tensor = expected.shape.empty()
@@ -197,30 +201,51 @@ class Channel:
             self._broken = True
             return
         self.bytes_sent += tensor.nbytes
-        self._under_way.append((work, tensor))
+        if message.receive.op is Op.RECV_MIRROR:
+            # As large as the gradient: kept no longer than need be, and not until the commit.
+            self._mirrors = self._mirrors or _Stream(self._finish, self._break)
+            self._mirrors.items.put((work, tensor))
+        else:
+            self._under_way.append((work, tensor))
+
+    def _finish(self, sent: tuple[dist.Work, Tensor]) -> None:
+        try:
+            sent[0].wait()
+        except RuntimeError as error:
+            raise PeerLost((self.peer,), "send of a mirror", error) from error
 
 
-class _Stream:
-    """A thread that receives what comes in one order, until a wait fails."""
+_Item = TypeVar("_Item")
 
-    def __init__(self, receive: Callable[[Expected], None], failed: Callable[[], None]) -> None:
-        self.expected: queue.SimpleQueue[Expected | None] = queue.SimpleQueue()
-        self._receive = receive
+
+class _Stream(Generic[_Item]):
+    """A thread that waits for one thing after the other, until a wait fails."""
+
+    def __init__(self, wait_for: Callable[[_Item], None], failed: Callable[[], None]) -> None:
+        self.items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._wait_for = wait_for
         self._failed = failed
         self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
         """Wait until nothing arrives any more; what is waited for must have been ended."""
-        self.expected.put(None)
+        self.items.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         try:
-            while (expected := self.expected.get()) is not None:
-                self._receive(expected)
+            while self._wait_for_next():
+                pass
         except PeerLost:
             self._failed()
+
+    def _wait_for_next(self) -> bool:
+        """False at the end; what was waited for is held no longer."""
+        item = self.items.get()
+        if item is not None:
+            self._wait_for(item)
+        return item is not None
 
 
 class Transport:

@@ -111,6 +111,7 @@ class Stage:
     ) -> None:
         self.number = number
         self.chunks = tuple(chunks.values())
+        self._units_of_chunks = [tuple(units_of(chunk, place)) for place, chunk in chunks.items()]
         config = _config(options, recipe.dtype)
         self.reduced, self.units = _make_units(chunks, config, recipe.groups, shard)
         self._shard = shard
@@ -131,6 +132,10 @@ class Stage:
             unit.buffer.zero_grad_buffer()
             # The optimizer step left its gradient as ``grad``: the first backward would add to it.
             unit.optimizer.zero_grad()
+
+    def gradients(self, chunk: int) -> tuple[Tensor, ...]:
+        """By unit of a chunk, the gradient accumulated by this worker."""
+        return tuple(self.units[name].gradient for name in self._units_of_chunks[chunk])
 
     def stepped_gradient(self) -> Tensor:
         """The reduced gradients that the holders of this stage in this pipeline step."""

@@ -54,6 +54,7 @@ class FakeWatch:
 
     def __init__(self) -> None:
         self.pending: list[Plan] = []
+        self.published: dict[str, Progress] = {}
         self.ended_at = time.monotonic()
 
     def has_pending(self) -> bool:
@@ -63,7 +64,7 @@ class FakeWatch:
         return self.pending.pop(0)
 
     def progress_of(self, epoch: int, worker: str, seconds: float) -> StepProgress:
-        return StepProgress(1, Progress())
+        return StepProgress(1, self.published.get(worker, Progress()))
 
 
 class FakeCompute:
@@ -78,6 +79,22 @@ class FakeCompute:
         state.input_gradients[action] = torch.zeros(1)
 
 
+class FakeMirrors:
+    """Notes what is adopted."""
+
+    def __init__(self) -> None:
+        self.adopted: list[str] = []
+
+    def shape(self, mirror: Action) -> TensorShape:
+        return SHAPE
+
+    def copy(self, mirror: Action, state: object) -> torch.Tensor:
+        return torch.zeros(1)
+
+    def adopt(self, mirror: Action, tensor: object, state: object) -> None:
+        self.adopted.append(str(mirror))
+
+
 class Nothing:
     """Every action of it succeeds and does nothing."""
 
@@ -88,8 +105,9 @@ class Nothing:
 class Bench:
     """An executor of node2 among parts that do nothing, but for the commit's ledger."""
 
-    def __init__(self, folder: Path, layout: Layout = LAYOUT) -> None:
+    def __init__(self, folder: Path, layout: Layout = LAYOUT, num_mirrors: int = 0) -> None:
         self.layout = layout
+        self.mirrors = FakeMirrors()
         nodes = [f"node{number}" for number in range(3 * layout.num_pipelines)]
         self.plan = initial_plan(nodes, 3, 2, "lazy")
         self.ledger, self.transport, self.watch = (
@@ -97,7 +115,9 @@ class Bench:
             FakeTransport(),
             FakeWatch(),
         )
-        self.view = PipelineView("node2", self.plan, layout, Redundancy.LAZY, EQUAL_COSTS, True)
+        self.view = PipelineView(
+            "node2", self.plan, layout, Redundancy.LAZY, EQUAL_COSTS, True, num_mirrors
+        )
         self.events = EventLog(folder, "node2")
         self.executor = Executor(self._parts(), self.view, self.plan)
         self.executor.start(self.watch)  # type: ignore[arg-type]
@@ -110,6 +130,7 @@ class Bench:
             layout=self.layout,
             compute=FakeCompute(),  # type: ignore[arg-type]
             tail=nothing,
+            mirrors=self.mirrors,  # type: ignore[arg-type]
             transport=fakes,
             registry=nothing,
             ledger=self.ledger,
@@ -220,6 +241,26 @@ def test_what_is_done_after_the_snapshot_is_not_done_again(bench: Bench) -> None
     bench.executor.follow_plans()
     assert not set(done) & set(bench.executor._queue)
     assert Action.parse("2.0B1") in bench.executor._queue
+
+
+def test_a_shadow_goes_on_from_the_mirror_that_it_published(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, num_mirrors=1)
+    bench.executor.begin_step(1, iter(()), lambda *_: None)
+    assert (1, "0.0RECV_MIRROR0") in bench.transport.expected
+    arrived = frozenset({Action.parse("0.0RECV_MIRROR0")})
+    done = {Action.parse(f"1.0{word}") for word in ("F0", "B0", "SEND_B0")}
+    bench.watch.published = {
+        "node1": Progress(done=frozenset(done)),
+        "node2": Progress(received=arrived),
+    }
+    bench.lose_node0(StepDecision(0, False, None, "nobody entered its commit"))
+    bench.executor.follow_plans()
+    assert bench.mirrors.adopted == ["0.0RECV_MIRROR0"]
+    left = set(map(str, bench.executor._queue))
+    assert {"0.0F0", "0.0B0"} & left == set() and {"0.0F1", "0.0B1"} <= left
+    assert {"0.0F0", "0.0B0"} <= set(map(str, bench.executor.progress().progress.done))
+    (event,) = [event for event in read_events(tmp_path) if event["event"] == "mirror"]
+    assert (event["stage"], event["chunk"], event["microbatch"], event["step"]) == (0, 0, 0, 1)
 
 
 @pytest.fixture

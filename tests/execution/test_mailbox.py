@@ -104,6 +104,28 @@ def test_arrived_are_the_receives_of_one_step() -> None:
     assert mailbox.arrived(5) == frozenset()
 
 
+def test_of_the_mirrors_of_a_chunk_the_newest_two_are_kept() -> None:
+    mailbox = Mailbox()
+    kept = [Message(3, Action.parse(f"1.0RECV_MIRROR{m}")) for m in (0, 1, 10, 2)]
+    others = [Message(3, Action.parse("1.1RECV_MIRROR0")), Message(4, kept[0].receive), FIRST]
+    for message in (*others, *kept):
+        mailbox.put(message, torch.ones(2))
+    assert mailbox.arrived(3) == {m.receive for m in (others[0], FIRST, kept[2], kept[3])}
+    assert mailbox.arrived(4) == {kept[0].receive}
+
+
+def test_a_mirror_that_was_published_stays_whatever_comes_after_it() -> None:
+    mailbox = Mailbox()
+    mirrors = [Message(3, Action.parse(f"1.0RECV_MIRROR{m}")) for m in range(6)]
+    for mirror in mirrors[:3]:
+        mailbox.put(mirror, torch.ones(2))
+    published = mailbox.arrived(3)
+    assert published == {m.receive for m in mirrors[1:3]}
+    for mirror in mirrors[3:]:
+        mailbox.put(mirror, torch.ones(2))
+    assert mailbox.arrived(3) == published | {m.receive for m in mirrors[4:]}
+
+
 def test_forgetting_a_step_keeps_the_steps_after_it() -> None:
     mailbox = Mailbox()
     for message in (Message(2, FIRST.receive), FIRST, NEXT_STEP):

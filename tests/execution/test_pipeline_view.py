@@ -21,8 +21,10 @@ LAYOUT = Layout(STAGES, 1, 2, MICROBATCHES, 8)
 START = initial_plan(NODES, STAGES, MICROBATCHES, "lazy")
 
 
-def view_of(node: str, mode: Redundancy = Redundancy.LAZY, tied: bool = True) -> PipelineView:
-    return PipelineView(node, START, LAYOUT, mode, Costs(), tied)
+def view_of(
+    node: str, mode: Redundancy = Redundancy.LAZY, tied: bool = True, num_mirrors: int = 0
+) -> PipelineView:
+    return PipelineView(node, START, LAYOUT, mode, Costs(), tied, num_mirrors)
 
 
 def actions(texts: str) -> list[Action]:
@@ -285,3 +287,39 @@ def test_losses_before_a_step_are_not_in_it() -> None:
     follow(view, plan_after_loss(START, {"node2"}, None), (), published)
     view.begin_step(STEP + 1)
     assert "0.0F0" in compute_of(view.in_force.programs[0])
+
+
+def test_mirrors_come_from_the_primary_of_the_replica_held() -> None:
+    view = view_of("node0", num_mirrors=2)
+    view.begin_step(STEP)
+    mirrors = [(str(a), node) for a, node in view.awaited() if a.op is Op.RECV_MIRROR]
+    assert mirrors == [("1.0RECV_MIRROR1", "node1"), ("1.0RECV_MIRROR2", "node1")]
+    assert [str(a) for a in view.last_mirrors(1)] == ["1.0RECV_MIRROR2"]
+    assert view_of("node0").last_mirrors(1) == ()
+
+
+def test_a_shadow_adopts_the_mirror_that_all_see_it_has() -> None:
+    """node2 is lost as it comes to its last backward but one; its shadow has the first mirror."""
+    done = {
+        1: actions("1.0F0 1.0F1 1.0F2 1.0B0"),
+        3: actions("3.0F0 3.0B0 3.0SEND_B0 3.0F1 3.0B1 3.0SEND_B1"),
+    }
+    received = frozenset(actions("1.0RECV_B0 1.0RECV_B1 2.0RECV_MIRROR1"))
+    published = {
+        1: StepProgress(STEP, Progress(frozenset(done[1]), received)),
+        3: StepProgress(STEP, Progress(frozenset(done[3]))),
+    }
+    shadow, other = view_of("node1", num_mirrors=2), view_of("node3", num_mirrors=2)
+    covered = {f"2.0{op}{m}" for op in "FB" for m in (0, 1)}
+    for view in (shadow, other):
+        view.begin_step(STEP)
+        kept = follow(view, plan_after_loss(START, {"node2"}, None), done[view.rank], published)
+        added = set(kept) - set(done[view.rank])
+        assert set(map(str, added)) == (covered if view is shadow else set())
+        assert [str(a) for a in view.adopted] == ["2.0RECV_MIRROR1"] * (view is shadow)
+        assert not covered & compute_of(view.remaining(kept))
+    assert shadow.in_force == other.in_force
+    # And a plan that hits nobody here adopts nothing once more.
+    again = plan_after_loss(plan_after_loss(START, {"node2"}, None), {"node7"}, None)
+    assert follow(shadow, again, done[1], published) == done[1]
+    assert shadow.adopted == ()

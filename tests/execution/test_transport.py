@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
@@ -232,12 +233,45 @@ def test_a_second_copy_that_nobody_waits_for_does_not_block_the_next_step(
     assert taken(b, "1.0RECV_F0", 4, seconds=5) == 4
 
 
+def test_mirrors_are_let_go_once_they_have_arrived(workers: Workers) -> None:
+    """They are as large as all gradients: a sender that kept each until the commit had many."""
+    workers.connect()
+    a, b = workers.of["a"], workers.of["b"]
+    texts = [f"1.0RECV_MIRROR{m}" for m in range(3)]
+    b.expect(expected("a", *texts, "1.0RECV_F0"))
+    sent = []
+    for value, text in enumerate(texts):
+        mirror = tensor(value)
+        sent.append(weakref.ref(mirror))
+        a.send("b", message(text), mirror)
+    del mirror
+    assert taken(b, texts[-1]) == 2
+    until = time.monotonic() + 20
+    while any(reference() is not None for reference in sent):
+        assert time.monotonic() < until, "the sender keeps them"
+        time.sleep(0.01)
+    a.send("b", message("1.0RECV_F0"), tensor(7))
+    assert taken(b, "1.0RECV_F0") == 7
+    assert {m.receive for m in map(message, texts[1:])} <= b.mailbox.arrived(3)
+
+
+def test_a_mirror_that_its_receiver_never_takes_ends_with_the_channel(workers: Workers) -> None:
+    workers.connect()
+    a, b = workers.of["a"], workers.of["b"]
+    a.send("b", message("1.0RECV_MIRROR0"), tensor(1))
+    b.expect(expected("a", "1.0RECV_F0"))
+    a.send("b", message("1.0RECV_F0"), tensor(2))
+    assert taken(b, "1.0RECV_F0") == 2
+    b.drop(["a"])
+    Beside(a.drop, ["b"]).join()
+
+
 def test_tags_tell_all_messages_apart_that_can_meet() -> None:
     receives = [
         Action(s, c, op, m)
         for s in (0, 1, MAX_STAGES - 1)
         for c in (0, 1, MAX_CHUNKS - 1)
-        for op in (Op.RECV_F, Op.RECV_B)
+        for op in (Op.RECV_F, Op.RECV_B, Op.RECV_MIRROR)
         for m in (0, 1, MAX_MICROBATCHES - 1)
     ]
     receives += [Action(s, None, op, None) for s in (0, 255) for op in (Op.TIE, Op.RECV_REFRESH)]

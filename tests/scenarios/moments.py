@@ -29,7 +29,10 @@ MODES = (Redundancy.LAZY, Redundancy.EAGER)
 MODES_WITH_REPLICAS = (*MODES, Redundancy.BUBBLE)
 FATAL_STEP = 2
 SEED = 20251129
-ALL_OPS = COMPUTE_OPS | SEND_OPS | RECEIVE_OPS
+MIRROR_OPS = frozenset({Op.SEND_MIRROR, Op.RECV_MIRROR})
+ALL_OPS = (COMPUTE_OPS | SEND_OPS | RECEIVE_OPS) - MIRROR_OPS
+# Late in a stage's part of the iteration, a victim had more and more in mirrors.
+LATE_OPS = MIRROR_OPS | {Op.B, Op.SEND_B, Op.RECV_B}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,9 @@ PLAIN_DRAWN = [
 ]
 
 
-def _interleaved(num_pipelines: int, tensor_size: int = 1, variant: str = "") -> Shape:
+def _interleaved(
+    num_pipelines: int, tensor_size: int = 1, variant: str = "", num_mirrors: int = 0
+) -> Shape:
     return Shape(
         3,
         num_pipelines,
@@ -132,6 +137,7 @@ def _interleaved(num_pipelines: int, tensor_size: int = 1, variant: str = "") ->
         variant=variant,
         num_chunks=2,
         tensor_size=tensor_size,
+        num_mirrors=num_mirrors,
     )
 
 
@@ -146,6 +152,21 @@ INTERLEAVED = [
     Campaign(_interleaved(1, 2, "sequence-parallel"), Redundancy.BUBBLE, (Pick.FIRST, Pick.LAST)),
 ]
 INTERLEAVED_DRAWN = [Campaign(_interleaved(1), mode, (Pick.DRAWN,)) for mode in MODES_WITH_REPLICAS]
+MIRRORED = [
+    *(Campaign(Shape(3, 1, num_mirrors=2), mode, ENDS, LATE_OPS) for mode in MODES),
+    *(Campaign(Shape(3, 2, num_mirrors=3), mode, ENDS, LATE_OPS) for mode in MODES),
+    *(
+        Campaign(_interleaved(1, num_mirrors=2), mode, (Pick.MIDDLE, Pick.LAST), LATE_OPS)
+        for mode in MODES_WITH_REPLICAS
+    ),
+    Campaign(_interleaved(2, num_mirrors=3), Redundancy.LAZY, (Pick.LAST,), LATE_OPS),
+    Campaign(_interleaved(1, 2, num_mirrors=2), Redundancy.BUBBLE, (Pick.LAST,), LATE_OPS),
+    Campaign(Shape(3, 2, variant="bf16", num_mirrors=3), Redundancy.LAZY, (Pick.LAST,), LATE_OPS),
+]
+MIRRORED_DRAWN = [
+    Campaign(Shape(3, 2, num_mirrors=2), Redundancy.LAZY, (Pick.LAST,), MIRROR_OPS | {Op.B}),
+    Campaign(_interleaved(1, num_mirrors=3), Redundancy.EAGER, (Pick.DRAWN,), MIRROR_OPS),
+]
 
 
 def _tail(num_stages: int, num_pipelines: int, variant: str, mode: Redundancy) -> Campaign:
@@ -192,10 +213,12 @@ TAIL_DRAWN = [
 PARTS: dict[str, Sequence[Campaign]] = {
     "ci": PLAIN_DRAWN,
     "ci-interleaved": INTERLEAVED_DRAWN,
+    "ci-mirrored": MIRRORED_DRAWN,
     "full": PLAIN,
     "interleaved": INTERLEAVED,
     "ci-tail": TAIL_DRAWN,
     "tail": TAIL,
+    "mirrored": MIRRORED,
 }
 
 

@@ -42,6 +42,7 @@ class ScenarioRunner:
 
     def undisturbed(self, shape: Shape) -> Path:
         """The job folder of a run without redundancy, in a process tree of its own."""
+        shape = replace(shape, num_mirrors=0)
         if shape not in self._undisturbed:
             job = self.run(shape, "none")
             found = complaints(job, Expected(shape, "none", ()), job.job_dir)

@@ -15,3 +15,8 @@ def test_a_loss_changes_no_bit(scenarios: ScenarioRunner, moment: Moment) -> Non
 @pytest.mark.parametrize("moment", moments_of("ci-interleaved"), ids=str)
 def test_a_loss_among_chunks_changes_no_bit(scenarios: ScenarioRunner, moment: Moment) -> None:
     assert scenarios.survive_moment(moment) == []
+
+
+@pytest.mark.parametrize("moment", moments_of("ci-mirrored"), ids=str)
+def test_a_loss_with_mirrors_changes_no_bit(scenarios: ScenarioRunner, moment: Moment) -> None:
+    assert scenarios.survive_moment(moment) == []

@@ -62,7 +62,8 @@ SCRIPT = Path(__file__).parents[2] / "pretrain_gpt_bamboo.py"
 class Shape:
     """P stages, D pipelines, M microbatches in each; node numbers go pipeline by pipeline.
 
-    ``variant`` names what is not as by default: flags of its own, see ``VARIANTS``.
+    ``variant`` names what is not as by default: flags of its own, see ``VARIANTS``. With redundancy
+    each stage sends its shadow K mirrors.
     """
 
     num_stages: int
@@ -72,6 +73,7 @@ class Shape:
     variant: str = ""
     num_chunks: int = 1
     tensor_size: int = 1
+    num_mirrors: int = 0
 
     @property
     def num_nodes(self) -> int:
@@ -88,7 +90,17 @@ class Shape:
 
     def schedule(self, redundancy: str) -> Schedule:
         """What each worker of a pipeline runs in an undisturbed step, but for the tail."""
-        return _schedule(self.num_stages, self.num_chunks, self.num_microbatches, redundancy)
+        sizes = (self.num_stages, self.num_chunks, self.num_microbatches)
+        return _schedule(*sizes, redundancy, self._mirrors_with(redundancy))
+
+    def flags(self, redundancy: str) -> tuple[str, ...]:
+        """What its variant and its mirrors are asked for with."""
+        number = self._mirrors_with(redundancy)
+        mirrors = ("--bamboo-mirror-gradients", str(number)) if number else ()
+        return (*VARIANTS[self.variant], *mirrors)
+
+    def _mirrors_with(self, redundancy: str) -> int:
+        return 0 if redundancy == "none" else self.num_mirrors
 
     def whole_schedule(self, redundancy: str) -> Schedule:
         """The same with its tail."""
@@ -99,17 +111,19 @@ class Shape:
     def __str__(self) -> str:
         sizes = f"P{self.num_stages}-D{self.num_pipelines}-M{self.num_microbatches}"
         more = [f"C{self.num_chunks}"] * (self.num_chunks > 1)
-        more += [f"T{self.tensor_size}"] * (self.tensor_size > 1) + [self.variant] * bool(
-            self.variant
-        )
+        more += [f"T{self.tensor_size}"] * (self.tensor_size > 1)
+        more += [f"K{self.num_mirrors}"] * (self.num_mirrors > 0)
+        more += [self.variant] * bool(self.variant)
         return "-".join([sizes, f"{self.num_steps}steps", *more])
 
 
 @cache
-def _schedule(num_stages: int, num_chunks: int, num_microbatches: int, redundancy: str) -> Schedule:
+def _schedule(
+    num_stages: int, num_chunks: int, num_microbatches: int, redundancy: str, num_mirrors: int
+) -> Schedule:
     """By the product's own passes and, as the jobs have no others, with its default costs."""
     compute = compute_schedule(num_stages, num_chunks, num_microbatches)
-    return lower(add_redundancy(compute, Redundancy(redundancy)))
+    return lower(add_redundancy(compute, Redundancy(redundancy), num_mirrors=num_mirrors))
 
 
 def prepare_text(folder: Path) -> None:
@@ -146,7 +160,7 @@ def flags(data: Path, shape: Shape, redundancy: str) -> tuple[str, ...]:
         "bamboo-redundancy": redundancy,
     }
     words = [w for name, v in values.items() for w in (f"--{name}", str(v))]
-    return (*words, *VARIANTS[shape.variant], *_vocabulary(data))
+    return (*words, *shape.flags(redundancy), *_vocabulary(data))
 
 
 def request(

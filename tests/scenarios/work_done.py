@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ class Moved:
     step: int
     must_redo: bool
     """Whether the victim's gradient of that step was lost with it."""
+    covered: Mapping[int, int]
+    """By chunk, the last microbatch in the mirror that the shadow went on from."""
 
 
 # By node, operation, stage, chunk, microbatch.
@@ -34,11 +36,14 @@ def work_complaints(job: FinishedJob, shape: Shape, redundancy: str) -> list[str
     Workers of a node share layers, not work: each tensor rank's workers are judged by themselves.
     """
     actions, takeovers = job.events("action"), job.events("takeover")
+    mirrors = job.events("mirror")
     applied = {(e["epoch"], e["step"]) for e in job.events("decision") if e["applied"]}
     found = []
     for tensor_rank in range(shape.tensor_size):
         works = _work_by_step(_of_rank(tensor_rank, shape.tensor_size, actions))
-        moved = _moved_stages(_of_rank(tensor_rank, shape.tensor_size, takeovers), applied)
+        own_mirrors = list(_of_rank(tensor_rank, shape.tensor_size, mirrors))
+        own_takeovers = _of_rank(tensor_rank, shape.tensor_size, takeovers)
+        moved = _moved_stages(own_takeovers, own_mirrors, applied)
         steps = range(1, shape.num_steps + 1)
         for pipeline, step in itertools.product(range(shape.num_pipelines), steps):
             view = _Step(shape, pipeline, step, redundancy, moved.get(pipeline, []))
@@ -75,16 +80,14 @@ class _Step:
             - self._gone()
             for op in COMPUTE_OPS
         }
-        redundant = self._redundant(Action(stage, chunk, Op.RF, microbatch))
-        allowed = self._allowed(stage, redundant)
+        allowed = self._allowed(Action(stage, chunk, Op.RF, microbatch))
         if (ran[Op.F], ran[Op.B], ran[Op.RF]) not in allowed:
             what = ", ".join(f"{op} by {sorted(nodes)}" for op, nodes in sorted(ran.items()))
             yield f"stage {stage}, chunk {chunk}, microbatch {microbatch}: {what}"
 
-    def _allowed(
-        self, stage: int, redundant: set[str]
-    ) -> list[tuple[set[str], set[str], set[str]]]:
+    def _allowed(self, action: Action) -> list[tuple[set[str], set[str], set[str]]]:
         """Who may have run a microbatch's forward, its backward and its redundant forward."""
+        stage, redundant = action.stage, self._redundant(action)
         move = next((move for move in self.moved if move.stage == stage), None)
         primary, shadow = self._node(stage), self._node(stage - 1)
         if move is None or move.step > self.step:
@@ -93,6 +96,10 @@ class _Step:
             return [({shadow}, {shadow}, set())]
         if not move.must_redo:
             return [(set(), set(), redundant)]
+        assert action.chunk is not None and action.microbatch is not None
+        if action.microbatch <= move.covered.get(action.chunk, -1):
+            # By nobody who lives; a redundant forward need not be done any more.
+            return [(set(), set(), redundant), (set(), set(), set())]
         # A redundant forward that was done is not done again.
         instead = [(set[str](), {shadow}, redundant)] if redundant else []
         return [({shadow}, {shadow}, set()), *instead]
@@ -135,13 +142,20 @@ def _work_by_step(events: Iterable[dict[str, Any]]) -> Mapping[tuple[int, int], 
 
 
 def _moved_stages(
-    takeovers: Iterable[dict[str, Any]], applied: Collection[tuple[int, int]]
+    takeovers: Iterable[dict[str, Any]],
+    mirrors: Sequence[dict[str, Any]],
+    applied: Collection[tuple[int, int]],
 ) -> dict[int, list[Moved]]:
     """By pipeline, from what shadows and coordinator said."""
     moved: dict[int, list[Moved]] = {}
     for e in takeovers:
         must_redo = e["in_step"] and (e["epoch"], e["step"]) not in applied
+        covered = {m["chunk"]: m["microbatch"] for m in mirrors if _is_of(m, e)}
         moved.setdefault(e["pipeline"], []).append(
-            Moved(e["stage"], node_of(e["victim"]), e["step"], must_redo)
+            Moved(e["stage"], node_of(e["victim"]), e["step"], must_redo, covered)
         )
     return moved
+
+
+def _is_of(mirror: dict[str, Any], takeover: dict[str, Any]) -> bool:
+    return all(mirror[name] == takeover[name] for name in ("pipeline", "stage", "step", "epoch"))
