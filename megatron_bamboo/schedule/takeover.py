@@ -62,6 +62,8 @@ def mirrors_used(
 
     What they cover counts as done by the shadow from then on.
     """
+    if not schedule.num_mirrors:
+        return ()  # others wait for a takeover: nothing is asked in vain
     known = surviving_progress(schedule, victim_rank, progress)
     return mirrors_to_use(schedule, victim_rank, known.done, known.received)
 
