@@ -63,6 +63,7 @@ class Checkpoints:
                 client=client,
                 store=environment.store,
                 attempt_seconds=60 * options.parallel.distributed_timeout_minutes,
+                sharded=any(stage.shard.count > 1 for stage in stages.values()),
                 state_of=self._state_of,
                 make_before=self._make_before,
             )
@@ -115,12 +116,13 @@ class Checkpoints:
         interval = self._options.save_interval
         return step == self._last_step or (interval is not None and step % interval == 0)
 
-    def _state_of(self, step: int, stages: Sequence[int]) -> dict[str, Any]:
+    def _state_of(self, step: int, stages: Sequence[int], shares: Sequence[int]) -> dict[str, Any]:
         loss_scale = self._loss_scale.state().tolist()
         common = common_state(
             self._args, step, self._scheduler.state_dict(), loss_scale, self._fingerprint
         )
-        return common | sharded_state([self._stages[number] for number in stages])
+        whole, shared = ([self._stages[number] for number in some] for some in (stages, shares))
+        return common | sharded_state(whole, shared)
 
     def _make_before(self) -> BeforeFault:
         environment = self._environment

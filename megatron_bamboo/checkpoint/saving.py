@@ -72,8 +72,10 @@ class SaverParts:
     """The store's address, for the writing process's own client."""
     attempt_seconds: float
     """The longest that an attempt may take."""
-    state_of: Callable[[int, Sequence[int]], dict[str, Any]]
-    """What to write of some stages after a step."""
+    sharded: bool
+    """Whether the pipelines share the optimizer's state."""
+    state_of: Callable[[int, Sequence[int], Sequence[int]], dict[str, Any]]
+    """What to write after a step of some stages, and of the shares of others."""
     make_before: Callable[[], BeforeFault]
     """Makes the fault injection."""
 
@@ -101,10 +103,9 @@ class Saver:
     def _attempt(self, plan: Plan, step: int, began: float, must_leave: Callable[[], bool]) -> None:
         """Do this worker's part under one plan; return at the outcome or when a new plan comes."""
         parts = self._parts
-        writers = writers_of(plan, parts.tensor_size)
-        stages = writers.stages_of(parts.worker)
+        writers = writers_of(plan, parts.tensor_size, parts.sharded)
         what = f"the save of step {step} by {writers.lead} in epoch {plan.epoch}"
-        if not stages:
+        if parts.worker not in writers.workers:
             self._await(step, what, must_leave)
             return
         task = Task(
@@ -116,7 +117,8 @@ class Saver:
             store=parts.store,
             seconds=parts.attempt_seconds,
         )
-        attempt = SaveAttempt(task, parts.state_of(step, stages), parts.make_before)
+        stages, shares = writers.stages_of(parts.worker), writers.shares_of(parts.worker)
+        attempt = SaveAttempt(task, parts.state_of(step, stages, shares), parts.make_before)
         try:
             if task.is_lead:
                 self._lead(attempt, task, began, must_leave)

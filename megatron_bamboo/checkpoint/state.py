@@ -23,6 +23,7 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException
 
+from megatron_bamboo.checkpoint.shares import sharded_piece
 from megatron_bamboo.checkpoint.strategy import AloneLoadStrategy
 from megatron_bamboo.model.shard import Piece
 from megatron_bamboo.model.stage import Stage, main_parameter
@@ -44,16 +45,25 @@ ShardedState = dict[str, Any]
 Kept = Mapping[nn.Parameter, Mapping[str, Tensor]]
 
 
-def sharded_state(stages: Sequence[Stage]) -> ShardedState:
+def sharded_state(stages: Sequence[Stage], shares: Sequence[Stage] = ()) -> ShardedState:
     """What ``dist_checkpointing.save`` takes: parameters and moments of some stages, on the host.
 
     The tensors are the training's own where they are in host memory already.
+
+    Args:
+        stages: what is written of them is whole: only parameters, where moments are shared out.
+        shares: of these what the optimizer has here.
     """
-    for stage in stages:
+    for stage in (*stages, *shares):
         _make_moments(stage)
     state = {
-        f"stage{stage.number}.chunk{index}": _chunk_state(chunk, _kept_by_optimizers(stage))
+        f"stage{stage.number}.chunk{index}": _chunk_state(chunk, _whole_moments(stage))
         for stage in stages
+        for index, chunk in enumerate(stage.chunks)
+    }
+    state |= {
+        f"stage{stage.number}.chunk{index}.share": _share_state(chunk, stage)
+        for stage in shares
         for index, chunk in enumerate(stage.chunks)
     }
     return _map_tensors(state, lambda tensor: tensor.detach().cpu())
@@ -70,22 +80,22 @@ def load_stage(stage: Stage, folder: str, num_applied: int) -> None:
         num_applied: steps that the optimizer has taken: all but those that were skipped.
     """
     _make_moments(stage)
+    kept = _kept_by_optimizers(stage)
     for chunk in stage.chunks:
-        kept = _kept_by_optimizers(stage)
         own = _chunk_state(chunk, kept)
         wanted = _map_tensors(own, lambda tensor: tensor.detach().clone())
         loaded = dist_checkpointing.load(
             wanted, folder, AloneLoadStrategy(), validate_access_integrity=False
         )
         _copy_into(own, loaded)
-        _take_shares(stage, kept)
+    _take_shares(stage, kept)
     for optimizer in _optimizers(stage):
         _set_step(optimizer, num_applied)
 
 
 def _chunk_state(chunk: GPTModel, kept: Kept) -> ShardedState:
     """A chunk's sharded tensors; their data are the very tensors that the training uses."""
-    model = chunk.sharded_state_dict(metadata={"dp_cp_group": dist.group.WORLD})
+    model = _model_state(chunk)
     optimizer: ShardedState = {}
     for name, tensor in model.items():
         if not isinstance(tensor, Sharded):
@@ -94,6 +104,27 @@ def _chunk_state(chunk: GPTModel, kept: Kept) -> ShardedState:
             sharded = make_sharded_optimizer_tensor(tensor, value, f"{OPTIMIZER_PREFIX}{kind}")
             optimizer.setdefault(kind, {})[name] = sharded
     return {"model": model, "optimizer": optimizer}
+
+
+def _share_state(chunk: GPTModel, stage: Stage) -> ShardedState:
+    """What this worker's optimizer has of a chunk."""
+    pieces = {piece.parameter: (piece, tensors) for piece, tensors in _kept_of_pieces(stage)}
+    share: ShardedState = {}
+    for name, tensor in _model_state(chunk).items():
+        if isinstance(tensor, Sharded) and tensor.data in pieces:
+            piece, tensors = pieces[tensor.data]
+            kept = {f"{OPTIMIZER_PREFIX}{kind}": value for kind, value in tensors.items()}
+            share[name] = list(sharded_piece(tensor, piece, kept))
+    return share
+
+
+def _model_state(chunk: GPTModel) -> ShardedState:
+    state: ShardedState = chunk.sharded_state_dict(metadata={"dp_cp_group": dist.group.WORLD})
+    return state
+
+
+def _whole_moments(stage: Stage) -> Kept:
+    return _kept_by_optimizers(stage) if stage.shard.count == 1 else {}
 
 
 def _kept_by_optimizers(stage: Stage) -> Kept:

@@ -2,9 +2,11 @@
 
 Each stage is written by its primary in one pipeline, the stages being spread over the pipelines;
 where workers share layers, by all workers of that node. All primaries of a stage hold the same
-bits, so a checkpoint is the same whoever writes it.
+bits, so a checkpoint is the same whoever writes it. Where the pipelines share the optimizer's state
+each primary writes its share of that.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_bamboo.membership.workers import node_of, workers_of
@@ -13,10 +15,14 @@ from megatron_bamboo.planner.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Writers:
-    """The writing workers, the lead first, and the stages of each one's node."""
+    """The writing workers, the lead first, and the stages of each one's node.
+
+    Of ``shares`` a worker writes what it has of the optimizer's state.
+    """
 
     workers: tuple[str, ...]
     stages: tuple[tuple[int, ...], ...]
+    shares: tuple[tuple[int, ...], ...]
 
     @property
     def lead(self) -> str:
@@ -24,19 +30,43 @@ class Writers:
         return self.workers[0]
 
     def stages_of(self, worker: str) -> tuple[int, ...]:
-        """What a worker writes; nothing if it is no writer."""
-        if worker not in self.workers:
-            return ()
-        return self.stages[self.workers.index(worker)]
+        """The stages that a worker writes; none if it is no writer."""
+        return self.stages[self.workers.index(worker)] if worker in self.workers else ()
+
+    def shares_of(self, worker: str) -> tuple[int, ...]:
+        """The stages that a worker writes its share of."""
+        return self.shares[self.workers.index(worker)] if worker in self.workers else ()
 
 
-def writers_of(plan: Plan, tensor_size: int) -> Writers:
-    """The writers under a plan, whether it is the nodes' or that of one tensor rank's workers."""
-    by_node: dict[str, list[int]] = {}
+def writers_of(plan: Plan, tensor_size: int, sharded: bool = False) -> Writers:
+    """The writers under a plan, whether it is the nodes' or that of one tensor rank's workers.
+
+    Args:
+        sharded: the pipelines share the optimizer's state.
+    """
+    stages: dict[str, list[int]] = {}
     for stage in range(len(plan.pipelines[0].stages)):
         pipeline = plan.pipelines[stage % len(plan.pipelines)]
-        by_node.setdefault(node_of(pipeline.stages[stage]), []).append(stage)
+        stages.setdefault(node_of(pipeline.stages[stage]), []).append(stage)
+    shares = _primaries(plan) if sharded else {}
+    nodes = tuple(dict.fromkeys((*stages, *shares)))
     return Writers(
-        workers=workers_of(by_node, tensor_size),
-        stages=tuple(tuple(s) for s in by_node.values() for _ in range(tensor_size)),
+        workers=workers_of(nodes, tensor_size),
+        stages=_of_workers(nodes, stages, tensor_size),
+        shares=_of_workers(nodes, shares, tensor_size),
     )
+
+
+def _primaries(plan: Plan) -> dict[str, list[int]]:
+    """By node the stages that it runs."""
+    stages: dict[str, list[int]] = {}
+    for pipeline in plan.pipelines:
+        for stage, node in enumerate(pipeline.stages):
+            stages.setdefault(node_of(node), []).append(stage)
+    return stages
+
+
+def _of_workers(
+    nodes: Sequence[str], stages: Mapping[str, Sequence[int]], tensor_size: int
+) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(stages.get(node, ())) for node in nodes for _ in range(tensor_size))

@@ -43,11 +43,6 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
     _check_recomputation(model)
     check_emulation(model, options.bamboo)
     _check_checkpoints(options.checkpoint)
-    if options.optimizer.use_distributed_optimizer and options.checkpoint.save is not None:
-        raise UserError(
-            "--save: what pipelines share of the optimizer is not saved yet: leave out "
-            "--use-distributed-optimizer"
-        )
     stages = parallel.pipeline_model_parallel_size
     if stages > MAX_STAGES:
         raise UserError(

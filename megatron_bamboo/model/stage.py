@@ -114,7 +114,7 @@ class Stage:
         self._units_of_chunks = [tuple(units_of(chunk, place)) for place, chunk in chunks.items()]
         config = _config(options, recipe.dtype)
         self.reduced, self.units = _make_units(chunks, config, recipe.groups, shard)
-        self._shard = shard
+        self.shard = shard
         self._clip = options.clip_grad
         self._loss_scale = recipe.loss_scale
         self._tensor_group = recipe.groups.tp
@@ -139,7 +139,7 @@ class Stage:
 
     def stepped_gradient(self) -> Tensor:
         """The reduced gradients that the holders of this stage in this pipeline step."""
-        if self._shard.count == 1:
+        if self.shard.count == 1:
             return self.reduced
         return torch.cat([unit.stepped_gradient for unit in self.units.values()])
 

@@ -80,6 +80,7 @@ class Workers:
             client=client,
             store=self._address,
             attempt_seconds=seconds,
+            sharded=False,
             state_of=_state_of,
             make_before=lambda: _before(hook),
         )
@@ -87,7 +88,7 @@ class Workers:
         client.close()
 
 
-def _state_of(step: int, stages: Any) -> dict[str, Any]:
+def _state_of(step: int, stages: Any, shares: Any) -> dict[str, Any]:
     parts = {
         f"stage{stage}": ShardedTensor.from_rank_offsets(
             "x", torch.full((3,), float(step + stage)), (0, stage, 2)

@@ -1,14 +1,19 @@
 """What is saved of stages is put back bit for bit, however the model is cut before and after."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gpt_parts import LAYERS, Gpt, MakeGpt, cut
+from hypothesis import given
+from hypothesis import strategies as st
 from megatron.core import dist_checkpointing
+from saved_tensors import tensors_of
 from torch import Tensor
 
+from megatron_bamboo.checkpoint.shares import Box, boxes_of
 from megatron_bamboo.checkpoint.state import load_stage, sharded_state
 from megatron_bamboo.checkpoint.strategy import PlainSaveStrategy
 from megatron_bamboo.model.shard import WHOLE, Shard
@@ -121,3 +126,48 @@ def test_who_has_a_share_takes_it_from_the_whole(gpt: MakeGpt, tmp_path: Path, f
         assert any("/exp_avg@" in name for name in loaded)
         for name, value in loaded.items():
             assert is_part_of(name, value, whole), name
+
+
+@given(st.lists(st.integers(1, 6), max_size=4).map(tuple), st.data())
+def test_elements_in_a_row_are_a_few_boxes(shape: tuple[int, ...], data: st.DataObject) -> None:
+    size = math.prod(shape)
+    start = data.draw(st.integers(0, size))
+    elements = range(start, data.draw(st.integers(start, size)))
+    numbers = torch.arange(size).view(shape)
+    boxes = list(boxes_of(shape, elements))
+    found = [number for box in boxes for number in _in(box, numbers).flatten().tolist()]
+    assert found == list(elements)
+    assert len(boxes) <= max(1, 2 * len(shape) - 1)
+
+
+def _in(box: Box, tensor: Tensor) -> Tensor:
+    along = zip(box.offset, box.shape, strict=True)
+    return tensor[tuple(slice(offset, offset + length) for offset, length in along)]
+
+
+@pytest.mark.parametrize("flags", ["", "--bf16", KINDS["gated"]])
+@pytest.mark.parametrize("cut_in", ["two stages", "two stages of two chunks"])
+def test_shares_make_the_checkpoint_that_one_worker_would(
+    gpt: MakeGpt, tmp_path: Path, flags: str, cut_in: str
+) -> None:
+    model = gpt(f"{flags} {CUTS[cut_in]}")
+    save(trained(model), tmp_path / "whole")
+    written: dict[str, Any] = {}
+    for number in range(3):
+        shares = [model.stage(stage, shard=Shard(number, 3)) for stage in (0, 1)]
+        for stage in shares:
+            load_stage(stage, str(tmp_path / "whole"), STEP)
+        written[f"worker{number}"] = sharded_state(shares if number == 1 else [], shares)
+    (tmp_path / "shares").mkdir()
+    dist_checkpointing.save(written, str(tmp_path / "shares"), PlainSaveStrategy(lambda: None))
+    whole, shares_of_it = tensors_of(tmp_path / "whole"), tensors_of(tmp_path / "shares")
+    assert whole.keys() == shares_of_it.keys()
+    for name, value in whole.items():
+        assert torch.equal(value, shares_of_it[name]), name
+    loaded = [model.stage(number) for number in (0, 1)]
+    for stage in loaded:
+        load_stage(stage, str(tmp_path / "shares"), STEP)
+    expected, found = state(trained(model)), state(loaded)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert torch.equal(value, found[name]), name

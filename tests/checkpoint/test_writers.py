@@ -34,6 +34,19 @@ def test_all_workers_of_a_node_write_whoever_asks() -> None:
     assert {writers_of(plan.for_tensor_rank(rank, 2), 2) for rank in (0, 1)} == {of_nodes}
 
 
+def test_where_the_optimizer_is_shared_out_each_primary_writes_its_share() -> None:
+    writers = writers_of(plan_of(2, 2), 1, sharded=True)
+    assert writers.workers == ("node0", "node3", "node1", "node2")
+    assert writers.stages == ((0,), (1,), (), ())
+    assert writers.shares == ((0,), (1,), (1,), (0,))
+    later = plan_after_loss(plan_of(2, 2), {"node3"}, None)
+    writers = writers_of(later, 1, sharded=True)
+    assert writers.lead == "node0"
+    assert writers.shares_of("node2") == (0, 1) == tuple(sorted(writers.shares_of("node2")))
+    assert sorted(writers.shares_of("node0") + writers.shares_of("node1")) == [0, 1]
+    assert writers_of(later, 1).shares_of("node2") == ()
+
+
 @given(
     st.integers(1, 5),
     st.integers(1, 4),

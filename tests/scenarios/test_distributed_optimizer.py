@@ -4,11 +4,15 @@ A loss in the gather of parameters costs nothing but the gather: all have steppe
 shadow its victim's.
 """
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from moments import Moment, moments_of
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
+from megatron_bamboo.checkpoint.moments import SaveMoment
 from megatron_bamboo.observe.compare import compare_runs, format_comparison
 
 pytestmark = pytest.mark.multiprocess
@@ -66,3 +70,20 @@ def test_losses_around_a_gather_change_no_bit(scenarios: ScenarioRunner, name: s
     shape, injections = CASES[name]
     victims = [injection.partition("@")[0] for injection in injections]
     assert scenarios.survive(shape, "lazy", victims, *injections) == []
+
+
+@pytest.mark.parametrize(("before", "after"), [("zero", ""), ("", "zero"), ("zero", "zero")])
+def test_a_checkpoint_does_not_tell_who_shared_what(
+    scenarios: ScenarioRunner, tmp_path: Path, before: str, after: str
+) -> None:
+    """It is also the same if one that writes only its share dies while it writes."""
+    saving, going_on = (Shape(2, 2, num_steps=4, variant=name) for name in (before, after))
+    flags, victim = ("--save", str(tmp_path / "save"), "--save-interval", "2"), "node1"
+    injections = (f"{victim}@iter2:{SaveMoment.WRITE}",) if before else ()
+    job = scenarios.run(saving, "lazy", *injections, more_flags=flags)
+    assert job.result.status == 0, job.result.message
+    load = ("--load", str(tmp_path / "save"), "--ckpt-step", "2")
+    job = scenarios.run(going_on, "lazy", f"{victim}@iter3:1.0B1", more_flags=load)
+    assert job.result.status == 0, job.result.message
+    comparison = compare_runs(scenarios.undisturbed(replace(TWO, variant="")), job.job_dir)
+    assert comparison.equal and comparison.num_losses == 2, format_comparison(comparison)

@@ -61,6 +61,7 @@ def differences(undisturbed: Path, job: FinishedJob) -> str:
         Shape(2, 1, variant="bf16"),
         # The steps before the save are skipped, one after it too.
         Shape(2, 2, variant="fp16"),
+        Shape(2, 2, variant="zero-bf16", num_chunks=2),
     ],
     ids=str,
 )
