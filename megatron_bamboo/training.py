@@ -18,6 +18,7 @@ from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.config import ExtraArgsProvider, Layout, Options, check_options, parse_flags
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.raised import Raised, tell_raised
+from megatron_bamboo.membership.signs import SignPage
 from megatron_bamboo.membership.store_client import NodeFenced, StoreClient
 from megatron_bamboo.quiet import quiet_megatron_import
 
@@ -31,7 +32,7 @@ with quiet_megatron_import():
     from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
     from megatron_bamboo.execution.epochs import FENCED_STATUS
     from megatron_bamboo.execution.errors import TrainingError
-    from megatron_bamboo.execution.whereabouts import Whereabouts
+    from megatron_bamboo.execution.whereabouts import Limits, Whereabouts
     from megatron_bamboo.model import cpu
     from megatron_bamboo.model.config import core_transformer_config_from_args
     from megatron_bamboo.model.layer_spec import gpt_layer_spec
@@ -77,6 +78,8 @@ __all__ = (
 
 USER_ERROR_STATUS = 2
 TRAINING_ERROR_STATUS = 1
+# Beyond the deadlines of its waits, before a main thread counts as stuck wherever it is.
+GRACE_SECONDS = 60.0
 
 
 def pretrain(
@@ -207,7 +210,7 @@ def _train(script: Script, options: Options, layout: Layout) -> int:
     client = StoreClient(
         environment.store, environment.store_deadline_seconds, environment.worker, _leave
     )
-    where = Whereabouts(environment.start_step)
+    where = _whereabouts(options, environment)
     try:
         Worker(script, options, layout, environment, client, where).train()
     except (TrainingError, UserError) as error:
@@ -222,7 +225,19 @@ def _train(script: Script, options: Options, layout: Layout) -> int:
         tell_raised(environment.store, environment.worker, Raised.of(error, where.place))
         _end_now(TRAINING_ERROR_STATUS)
     client.set(f"done/{environment.worker}", b"1")
+    where.done()
     return 0
+
+
+def _whereabouts(options: Options, environment: WorkerEnvironment) -> Whereabouts:
+    """Where this worker says what it is at, also to its agent, if it has one."""
+    timeout = 60 * options.parallel.distributed_timeout_minutes
+    # Two waits in a row may come to their own deadlines.
+    limits = Limits(options.bamboo.bamboo_lease, 2 * timeout + GRACE_SECONDS)
+    page = SignPage.open(environment.signs) if environment.signs else None
+    if page is not None:
+        page.start_beats()
+    return Whereabouts(environment.start_step, limits, page)
 
 
 def _leave(fenced: NodeFenced) -> NoReturn:

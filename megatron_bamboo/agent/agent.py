@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from megatron_bamboo.agent.environment import SIGNS_VARIABLE
 from megatron_bamboo.agent.guard import start_guard
+from megatron_bamboo.agent.hangs import HangJudge
 from megatron_bamboo.agent.process import (
     ForkedNode,
     ForkedProcess,
@@ -26,8 +28,9 @@ from megatron_bamboo.agent.process import (
     fork,
     spawn,
 )
-from megatron_bamboo.agent.watch import NodeWatch, send
+from megatron_bamboo.agent.watch import NodeWatch, WatchedWorker, send
 from megatron_bamboo.membership.frames import receive_frame
+from megatron_bamboo.membership.signs import SignPage
 from megatron_bamboo.observe.events import EventLog
 
 # The coordinator listens before it starts agents, but answers only when all are started.
@@ -85,7 +88,9 @@ def run_agent(settings: AgentSettings, start_worker: StartWorker) -> NoReturn:
         link = _say_hello(settings)
         workers = {}
         for name, environment in settings.worker_environments.items():
-            workers[name] = worker = start_worker(environment)
+            page = SignPage.make(name)
+            worker = start_worker({**environment, SIGNS_VARIABLE: page.path})
+            workers[name] = WatchedWorker(worker, page, HangJudge(settings.lease_seconds))
             events.emit("worker_started", worker=name, pid=worker.pid, agent=os.getpid())
             send(link, {"op": "started", "worker": name, "pid": worker.pid})
         NodeWatch(link, workers, events, settings.lease_seconds).run()

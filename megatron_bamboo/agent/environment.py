@@ -9,6 +9,8 @@ from typing import Self
 from megatron_bamboo.agent.job import JobSpec
 from megatron_bamboo.membership.workers import worker_name
 
+SIGNS_VARIABLE = "BAMBOO_SIGNS"
+
 
 def prepare_environment(job_dir: Path, num_nodes: int, workers_per_node: int) -> dict[str, str]:
     """For the one run that checks the options and leaves ``job.json``, before any worker."""
@@ -57,6 +59,8 @@ class WorkerEnvironment:
     store: str
     store_deadline_seconds: float
     inject: str
+    signs: str = ""
+    """Where the page is in which this worker shows signs of life to its agent."""
     start_step: int = 0
     """Steps that the checkpoint to go on from holds already."""
 
@@ -71,6 +75,7 @@ class WorkerEnvironment:
             store=os.environ["BAMBOO_STORE"],
             store_deadline_seconds=float(os.environ["BAMBOO_STORE_DEADLINE"]),
             inject=os.environ.get("BAMBOO_INJECT", ""),
+            signs=os.environ.get(SIGNS_VARIABLE, ""),
             start_step=int(os.environ.get("BAMBOO_START_STEP", "0")),
         )
 

@@ -34,6 +34,7 @@ class Members:
         self._events = events
         self._links: dict[str, AgentLink] = {}
         self._leases = Leases(lease_seconds)
+        self._places: dict[str, str] = {}
         self._exited: set[str] = set()
         self.lost: dict[str, str] = {}
         """Each lost node with the sign that it is lost."""
@@ -70,7 +71,8 @@ class Members:
     def fence_silent(self) -> None:
         """Take the nodes for lost whose lease is over; to be called several times a second."""
         for node, seconds in self._leases.silent().items():
-            self.fence(node, f"nothing was heard of it for {seconds:.1f} s")
+            last = f", last in {place}" if (place := self._places.get(node)) else ""
+            self.fence(node, f"nothing was heard of it for {seconds:.1f} s{last}")
 
     def stop(self) -> None:
         """End all nodes; how they end counts for nothing any more."""
@@ -88,11 +90,14 @@ class Members:
         self.news.set()
 
     def heard(self, link: AgentLink, message: Mapping[str, Any]) -> None:
-        """An agent said that it is there, or reported its worker's start or end."""
+        """An agent said that it is there, or reported its worker's start, hang or end."""
         match message:
             case {"op": "started", "worker": worker, "pid": pid}:
                 self._events.emit("worker_started", node=link.node, worker=worker, pid=pid)
-            case {"op": "alive", "word": str(word)}:
+            case {"op": "hung", "cause": str(cause)}:
+                self._ended(link.node, cause)
+            case {"op": "alive", "word": str(word), "places": dict(places)}:
+                self._places[link.node] = "; ".join(str(place) for place in places.values())
                 if (answer := self._leases.renew(link.node, word)) is not None:
                     link.send({"op": "heard", "word": answer})
             case {"op": "exited", "worker": str(worker), "status": int(status)}:

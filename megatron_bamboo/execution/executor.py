@@ -11,7 +11,8 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -38,6 +39,7 @@ from megatron_bamboo.execution.tail import Tail
 from megatron_bamboo.execution.transport import Expected, TensorShape, Transport
 from megatron_bamboo.execution.turnstile import Turnstile
 from megatron_bamboo.execution.whereabouts import Whereabouts
+from megatron_bamboo.membership.place import SWITCH
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.schedule.actions import (
@@ -56,6 +58,8 @@ from megatron_bamboo.script.providers import ForwardStepFunc
 # Every survivor's progress is there when a plan is: it waits only where one has just been lost.
 PREPARE_SECONDS = 1.0
 
+# Where a worker can do nothing until another has done its part.
+_AWAITED = RECEIVE_OPS | TAIL_OPS - {Op.STEP}
 _LOGGED_AS_DONE = COMPUTE_OPS | SEND_OPS
 # Workers that share layers compute together, and sum what sequence parallelism has split.
 _JOINT = COMPUTE_OPS | {Op.REDUCE}
@@ -87,7 +91,7 @@ class Parts:
     before_action: Callable[[Action, int], None]  # fault injection
     turnstile: Turnstile | None  # where several workers share layers
     wait_seconds: float
-    where: Whereabouts = field(default_factory=lambda: Whereabouts(0))
+    where: Whereabouts
 
 
 class Executor:
@@ -252,7 +256,8 @@ class Executor:
         watch = self._watch
         assert watch is not None, "start() comes first"
         while watch.has_pending():
-            self._switch(watch.take_pending())
+            with self._parts.where.at(self._state.step, SWITCH):
+                self._switch(watch.take_pending())
 
     def _execute(self, until_tail: bool) -> None:
         while self._queue:
@@ -264,7 +269,7 @@ class Executor:
             start = time.monotonic()
             try:
                 self._meet(action)
-                with self._parts.where.at(self._step_of(action), str(action)):
+                with self._at(action):
                     self._perform[action.op](action)
             except EpochEnded:
                 continue
@@ -280,6 +285,16 @@ class Executor:
         """The step that an action belongs to; a gather may be run again in the one after."""
         return self._stepped if action.op in GATHER_OPS else self._state.step
 
+    def _at(self, action: Action) -> AbstractContextManager[None]:
+        """Say where this worker is, and for whom it waits there."""
+        waits_for, kind = "", None
+        if action.op in _AWAITED:
+            sender = self._view.sender_of(action)
+            waits_for = sender if sender != self._parts.worker else "the others"
+        else:
+            kind = (action.op, action.stage, action.chunk)
+        return self._parts.where.at(self._step_of(action), str(action), waits_for, kind)
+
     def _meet(self, action: Action) -> None:
         """Where workers share layers, enter the actions in which they meet together or not."""
         turnstile, watch = self._parts.turnstile, self._watch
@@ -287,14 +302,16 @@ class Executor:
             return
         assert watch is not None
         what = f"{action} of step {self._state.step} in epoch {self._plan.epoch}"
-        turnstile.pass_together(what, watch.has_pending)
+        with self._parts.where.at(self._state.step, str(action), "the other workers of its node"):
+            turnstile.pass_together(what, watch.has_pending)
 
     def _await_plan(self, action: Action | str, lost: PeerLost) -> None:
         assert self._watch is not None
         step = self._step_of(action) if isinstance(action, Action) else self._state.step
         why = f"{action} of step {step}: {lost}"
         self._parts.events.emit("peer_lost", why=why, epoch=self._plan.epoch)
-        self._watch.wait_for_plan(self._parts.wait_seconds, why)
+        with self._parts.where.at(step, str(action), "the next plan"):
+            self._watch.wait_for_plan(self._parts.wait_seconds, why)
 
     def _switch(self, plan: Plan) -> None:
         """Act by a new plan: what remains of this step, and all steps after it."""

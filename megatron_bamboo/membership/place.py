@@ -5,8 +5,10 @@ from dataclasses import dataclass
 # What has no action of its own.
 START = "start-up"
 LOOP = "the loop"
+SWITCH = "the change of plan"
 SAVE = "the save"
 FINISH = "the end"
+DONE = "nothing any more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +17,9 @@ class Place:
 
     step: int
     action: str
+    waits_for: str = ""
+    """Whoever has to act first, if the worker can do nothing itself."""
 
     def __str__(self) -> str:
-        return self.action if self.action == START else f"{self.action} of step {self.step}"
+        where = self.action if self.action == START else f"{self.action} of step {self.step}"
+        return f"{where}, waiting for {self.waits_for}" if self.waits_for else where

@@ -17,6 +17,7 @@ from megatron_bamboo.execution.executor import Executor, Parts, Shapes
 from megatron_bamboo.execution.ledger import CommitLedger
 from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.execution.transport import Expected, TensorShape
+from megatron_bamboo.execution.whereabouts import Limits, Whereabouts
 from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.observe.events import EventLog, read_events
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
@@ -126,6 +127,7 @@ class Bench:
         nothing: Any = Nothing()
         fakes: Any = self.transport
         return Parts(
+            where=Whereabouts(0, Limits(5.0, 60.0)),
             worker="node2",
             layout=self.layout,
             compute=FakeCompute(),  # type: ignore[arg-type]

@@ -5,6 +5,7 @@
 
 import argparse
 import os
+import time
 
 from megatron_bamboo.quiet import quiet_megatron_import
 from pretrain_gpt_bamboo import (
@@ -47,6 +48,8 @@ def fail(how, data_iterator):
             raise SystemExit(0)
         case "vanish":
             os._exit(0)
+        case "hang":
+            time.sleep(600)
         case _:
             raise ValueError(f"no such fault: {how}")
 

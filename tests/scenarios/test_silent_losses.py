@@ -1,7 +1,15 @@
-"""Nodes that are lost without a process ending: no connection closes, and they may come back."""
+"""Nodes that are lost without a process ending: no connection closes, and they may come back.
 
+They are stopped whole, or their agent or worker alone, or they hang in the script.
+"""
+
+import contextlib
 import os
+import re
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 from evidence import Expected
@@ -15,8 +23,10 @@ pytestmark = pytest.mark.multiprocess
 
 LEASE_SECONDS = 3.0
 LEASE = ("--bamboo-lease", f"{LEASE_SECONDS:g}")
-SHAPE = Shape(3, 1, num_steps=5)
-TWO_PIPELINES = Shape(2, 2, num_steps=5)
+BUSY_PER_CORE, BUSY_SECONDS = 3, 30.0
+# Long enough to stop a process before the end.
+SHAPE = Shape(3, 1, num_steps=15)
+TWO_PIPELINES = Shape(2, 2, num_steps=15)
 # Trains for longer than a lease, by sleeping: layers of a given time.
 LONG = Shape(3, 1, num_steps=60, variant="emulated")
 
@@ -46,6 +56,46 @@ def test_a_stopped_node_is_taken_over(
     assert finished.result.lost[0][1].startswith("nothing was heard of it for 3.")
     assert seconds_to_notice(finished, stopped) < LEASE_SECONDS + 10
     assert scenarios.complaints(finished, Expected(shape, "eager", [victim])) == []
+
+
+@pytest.mark.parametrize("victim", ["node0", "node2"])
+def test_a_stopped_worker_is_ended_by_its_agent(scenarios: ScenarioRunner, victim: str) -> None:
+    job = scenarios.start(SHAPE, "lazy", more_flags=LEASE)
+    stopped = stop(job, victim, "worker", 3)
+    finished = job.finish()
+    assert finished.result.lost[0][1].startswith("its worker did not run for 3.")
+    assert seconds_to_notice(finished, stopped) < LEASE_SECONDS + 10
+    assert scenarios.complaints(finished, Expected(SHAPE, "lazy", [victim])) == []
+
+
+def test_a_stuck_forward_is_ended_and_named(scenarios: ScenarioRunner) -> None:
+    shape = Shape(3, 1, num_steps=4, variant="faulty")
+    job = scenarios.run(shape, "lazy", more_flags=(*LEASE, "--fault", "node1:hang@7"))
+    ((victim, cause),) = job.result.lost
+    assert victim == "node1"
+    assert re.fullmatch(r"its worker was stuck for \d+\.\d s in 1\.0F2 of step 2", cause)
+    assert scenarios.complaints(job, Expected(shape, "lazy", ["node1"])) == []
+
+
+@contextlib.contextmanager
+def busy_machine() -> Iterator[None]:
+    """Three busy processes for each core."""
+    command = ["timeout", f"{BUSY_SECONDS:g}", sys.executable, "-c", "while True: pass"]
+    number = BUSY_PER_CORE * len(os.sched_getaffinity(0))
+    processes = [subprocess.Popen(command) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait()
+
+
+def test_a_busy_machine_loses_nobody(scenarios: ScenarioRunner) -> None:
+    with busy_machine():
+        job = scenarios.run(TWO_PIPELINES, "eager")
+    assert job.result.lost == []
+    assert scenarios.complaints(job, Expected(TWO_PIPELINES, "eager", [])) == []
 
 
 def test_a_node_that_comes_back_changes_nothing(scenarios: ScenarioRunner) -> None:

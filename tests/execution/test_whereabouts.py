@@ -1,0 +1,60 @@
+"""Where a main thread says that it is, and how long it may be there."""
+
+import time
+
+import pytest
+
+from megatron_bamboo.execution.errors import PeerLost
+from megatron_bamboo.execution.whereabouts import Limits, Whereabouts
+from megatron_bamboo.membership.place import LOOP, START, Place
+from megatron_bamboo.membership.signs import SignPage
+
+GENEROUS = 600.0
+
+
+@pytest.fixture
+def page() -> SignPage:
+    return SignPage.make("node1")
+
+
+@pytest.fixture
+def where(page: SignPage) -> Whereabouts:
+    return Whereabouts(4, Limits(0.05, GENEROUS), page)
+
+
+def shown(page: SignPage) -> tuple[Place, float]:
+    signs = page.read()
+    assert signs is not None
+    return signs.place, signs.limit_seconds
+
+
+def test_places_lie_in_each_other(where: Whereabouts, page: SignPage) -> None:
+    assert shown(page) == (Place(4, START), GENEROUS)
+    with where.at(5, LOOP):
+        with where.at(5, "1.0RECV_F2", "node0"):
+            assert shown(page) == (Place(5, "1.0RECV_F2", "node0"), GENEROUS)
+        assert shown(page) == (Place(5, LOOP), GENEROUS)
+    assert where.place == Place(4, START)
+
+
+def test_the_first_of_a_kind_may_take_long_and_later_ones_what_it_took(
+    where: Whereabouts, page: SignPage
+) -> None:
+    with where.at(5, "1.0F2", kind="F"):
+        assert shown(page)[1] == GENEROUS
+    with where.at(5, "1.0F3", kind="F"):
+        assert shown(page)[1] == 0.05  # never less than the lease
+        time.sleep(0.1)
+    with where.at(5, "1.0F4", kind="F"):
+        assert 0.5 <= shown(page)[1] < GENEROUS
+    with where.at(5, "1.0B2", kind="B"):
+        assert shown(page)[1] == GENEROUS
+
+
+def test_an_error_is_where_it_was_raised_unless_another_is_its_cause(where: Whereabouts) -> None:
+    with pytest.raises(PeerLost), where.at(5, LOOP), where.at(5, "1.0RECV_F2", "node0"):
+        raise PeerLost(("node0",), "receive", None)
+    assert where.place == Place(4, START)
+    with pytest.raises(KeyError), where.at(5, LOOP), where.at(5, "1.0F2"):
+        raise KeyError
+    assert where.place == Place(5, "1.0F2")
