@@ -6,7 +6,7 @@ action of its own (starting, saving, following a plan) may be long: these have o
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,8 +28,15 @@ class Limits:
 class Whereabouts:
     """The place of one worker's main thread; only that thread may change it."""
 
-    def __init__(self, step: int, limits: Limits, page: SignPage | None = None) -> None:
+    def __init__(
+        self,
+        step: int,
+        limits: Limits,
+        page: SignPage | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._limits = limits
+        self._now = now
         self._page = page
         self._longest: dict[object, float] = {}
         self._limit_seconds = limits.generous_seconds
@@ -46,7 +53,7 @@ class Whereabouts:
             waits_for: whoever has to act first.
             kind: what its duration is compared with, None for nothing.
         """
-        before, limit_before, began = self.place, self._limit_seconds, time.monotonic()
+        before, limit_before, began = self.place, self._limit_seconds, self._now()
         self._go(Place(step, action, waits_for), self._limit_of(kind))
         try:
             yield
@@ -54,7 +61,7 @@ class Whereabouts:
             self._go(before, limit_before)
             raise
         if kind is not None:
-            seconds = time.monotonic() - began
+            seconds = self._now() - began
             self._longest[kind] = max(seconds, self._longest.get(kind, 0.0))
         self._go(before, limit_before)
 

@@ -1,7 +1,5 @@
 """Where a main thread says that it is, and how long it may be there."""
 
-import time
-
 import pytest
 
 from megatron_bamboo.execution.errors import PeerLost
@@ -17,9 +15,23 @@ def page() -> SignPage:
     return SignPage.make("node1")
 
 
+class Clock:
+    """A clock that the test turns."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
 @pytest.fixture
-def where(page: SignPage) -> Whereabouts:
-    return Whereabouts(4, Limits(0.05, GENEROUS), page)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def where(page: SignPage, clock: Clock) -> Whereabouts:
+    return Whereabouts(4, Limits(5.0, GENEROUS), page, clock)
 
 
 def shown(page: SignPage) -> tuple[Place, float]:
@@ -38,15 +50,16 @@ def test_places_lie_in_each_other(where: Whereabouts, page: SignPage) -> None:
 
 
 def test_the_first_of_a_kind_may_take_long_and_later_ones_what_it_took(
-    where: Whereabouts, page: SignPage
+    where: Whereabouts, page: SignPage, clock: Clock
 ) -> None:
     with where.at(5, "1.0F2", kind="F"):
         assert shown(page)[1] == GENEROUS
+        clock.seconds += 0.5
     with where.at(5, "1.0F3", kind="F"):
-        assert shown(page)[1] == 0.05  # never less than the lease
-        time.sleep(0.1)
+        assert shown(page)[1] == 5.0  # never less than the lease
+        clock.seconds += 3.0
     with where.at(5, "1.0F4", kind="F"):
-        assert 0.5 <= shown(page)[1] < GENEROUS
+        assert shown(page)[1] == 15.0
     with where.at(5, "1.0B2", kind="B"):
         assert shown(page)[1] == GENEROUS
 
