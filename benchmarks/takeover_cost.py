@@ -15,6 +15,8 @@ an undisturbed one. *Bound*: the stretch by the shadow's work alone (``shadow_bo
 pause, by the order in which the product does things. 100 % is the middle of the first stage's last
 backward, with which the iteration ends: then the commit comes. Kills after that are made again.
 
+With ``--signal STOP`` the node hangs instead: its lease (5 s) is part of the pause.
+
 Results are kept by kill and by the code they were had with, so that a run that was ended goes on.
 """
 
@@ -142,9 +144,11 @@ class Benchmark:
         folder: Path,
         emulation: Emulation,
         results: Results,
+        sign: signal.Signals,
         more_flags: Sequence[str],
     ) -> None:
         self._context = context
+        self._sign = sign
         self._more_flags = tuple(more_flags)
         self._folder = folder
         self._emulation = emulation
@@ -182,7 +186,7 @@ class Benchmark:
             assert isinstance(group, int)
             time.sleep(max(0.0, moment - time.monotonic()))
             kill = time.monotonic()
-            os.killpg(group, signal.SIGKILL)
+            os.killpg(group, self._sign)
             log = job.finish()
         finally:
             job.kill()
@@ -413,14 +417,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--results", type=Path, default=ROOT / "runs" / "takeover-cost.jsonl", help="file"
     )
     parser.add_argument(
+        "--signal", choices=("KILL", "STOP"), default="KILL", help="how nodes are lost (KILL)"
+    )
+    parser.add_argument(
         "--flags", type=shlex.split, default=[], help="more flags of the training, in one word"
     )
     args = parser.parse_args(argv)
+    sign = signal.Signals[f"SIG{args.signal}"]
     emulation = Emulation.equal(args.stages, args.microbatches, args.layers, args.seconds)
-    results = Results(args.results, f"{code_digest()} {emulation} {args.flags}")
+    results = Results(args.results, f"{code_digest()} {emulation} {sign.name} {args.flags}")
     cells = cells_of(args)
     with tempfile.TemporaryDirectory(prefix="takeover-cost-") as name:
-        benchmark = Benchmark(job_context(), Path(name), emulation, results, args.flags)
+        benchmark = Benchmark(job_context(), Path(name), emulation, results, sign, args.flags)
         measure(benchmark, cells, results, args.repeat)
     sys.stdout.write(undisturbed_line(results) + "\n\n")
     sys.stdout.write(table(HEADS, cost_rows(cells, results, emulation)) + "\n")
