@@ -24,7 +24,6 @@ import argparse
 import hashlib
 import json
 import os
-import shlex
 import signal
 import sys
 import tempfile
@@ -145,11 +144,11 @@ class Benchmark:
         emulation: Emulation,
         results: Results,
         sign: signal.Signals,
-        more_flags: Sequence[str],
+        num_mirrors: int,
     ) -> None:
         self._context = context
         self._sign = sign
-        self._more_flags = tuple(more_flags)
+        self._num_mirrors = num_mirrors
         self._folder = folder
         self._emulation = emulation
         self._results = results
@@ -221,8 +220,16 @@ class Benchmark:
             raise Missed
         ends = log.step_ends()
         start, seconds = ends[HIT_STEP - 1], self._seconds()
+        mirrored = [e["microbatch"] + 1 for e in log.of("mirror") if e["source"] == shadow]
         ends_at = shadow_ends_at(
-            done, kill, shadow, shadow_stage, cell.stage, self._emulation.num_microbatches, seconds
+            done,
+            kill,
+            shadow,
+            shadow_stage,
+            cell.stage,
+            self._emulation.num_microbatches,
+            seconds,
+            max(mirrored, default=0),
         )
         return Kill(
             wait=wait,
@@ -253,7 +260,7 @@ class Benchmark:
             *self._data,
             *("--train-iters", str(num_steps), "--bamboo-redundancy", mode),
             *("--bamboo-costs", str(self._costs)) * (mode is Redundancy.BUBBLE),
-            *self._more_flags,
+            *("--bamboo-mirror-gradients", str(self._num_mirrors)) * (self._num_mirrors > 0),
         )
         return TimedJob(self._context, folder, self._emulation.num_stages, flags)
 
@@ -293,18 +300,18 @@ def _parts_of(log: Log, shadow: str, kill: float, wait: float, instead: float) -
     )
 
 
-def simulated_stretch(emulation: Emulation, cell: Cell) -> float:
+def simulated_stretch(emulation: Emulation, cell: Cell, num_mirrors: int) -> float:
     """What the simulator says of a loss without pause."""
     costs = emulation.costs
     compute = compute_schedule(emulation.num_stages, 1, emulation.num_microbatches)
-    schedule = lower(add_redundancy(compute, cell.mode, costs))
+    schedule = lower(add_redundancy(compute, cell.mode, costs, num_mirrors))
     undisturbed = simulate(schedule, costs)
     loss = loss_at(undisturbed, cell.stage, cell.moment * undisturbed.makespan)
     return rehearse(schedule, costs, loss).timeline.makespan / undisturbed.makespan - 1
 
 
 def cost_rows(
-    cells: Iterable[Cell], results: Results, emulation: Emulation
+    cells: Iterable[Cell], results: Results, emulation: Emulation, num_mirrors: int
 ) -> Iterator[Sequence[str]]:
     """One row a cell: medians, in iterations."""
     for cell in cells:
@@ -320,7 +327,7 @@ def cost_rows(
         numbers = (
             *(median(pauses), max(pauses), PAPERS_PAUSES[cell.moment], median(waits)),
             *(median(stretches), median(bounds), median(excess)),
-            simulated_stretch(emulation, cell),
+            simulated_stretch(emulation, cell, num_mirrors),
         )
         place = (cell.mode.value, str(cell.stage), f"{cell.moment:.0%}", str(len(kills)))
         yield (*place, *(f"{number:.3f}" for number in numbers))
@@ -420,18 +427,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--signal", choices=("KILL", "STOP"), default="KILL", help="how nodes are lost (KILL)"
     )
     parser.add_argument(
-        "--flags", type=shlex.split, default=[], help="more flags of the training, in one word"
+        "--mirror-gradients", type=int, default=0, metavar="K", help="mirrors of a stage (0)"
     )
     args = parser.parse_args(argv)
     sign = signal.Signals[f"SIG{args.signal}"]
     emulation = Emulation.equal(args.stages, args.microbatches, args.layers, args.seconds)
-    results = Results(args.results, f"{code_digest()} {emulation} {sign.name} {args.flags}")
+    results = Results(
+        args.results, f"{code_digest()} {emulation} {sign.name} {args.mirror_gradients}"
+    )
     cells = cells_of(args)
     with tempfile.TemporaryDirectory(prefix="takeover-cost-") as name:
-        benchmark = Benchmark(job_context(), Path(name), emulation, results, sign, args.flags)
+        benchmark = Benchmark(
+            job_context(), Path(name), emulation, results, sign, args.mirror_gradients
+        )
         measure(benchmark, cells, results, args.repeat)
     sys.stdout.write(undisturbed_line(results) + "\n\n")
-    sys.stdout.write(table(HEADS, cost_rows(cells, results, emulation)) + "\n")
+    sys.stdout.write(
+        table(HEADS, cost_rows(cells, results, emulation, args.mirror_gradients)) + "\n"
+    )
     sys.stdout.write("Where the pause goes, medians in seconds:\n\n")
     sys.stdout.write(table(("redundancy", *PARTS), part_rows(cells, results)) + "\n")
     sys.stdout.write(verdict(cells, results) + "\n")

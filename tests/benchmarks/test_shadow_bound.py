@@ -18,8 +18,10 @@ COSTS = Costs(forward=(1.0, 1.25, 1.5, 1.75), backward=(2.0, 2.25, 2.5, 2.75))
 
 @pytest.mark.parametrize("mode", [Redundancy.EAGER, Redundancy.LAZY, Redundancy.BUBBLE])
 @pytest.mark.parametrize("victim", range(STAGES))
-def test_the_bound_is_the_simulators(mode: Redundancy, victim: int) -> None:
-    schedule = lower(add_redundancy(compute_schedule(STAGES, 1, MICROBATCHES), mode, COSTS))
+@pytest.mark.parametrize("num_mirrors", [0, 3])
+def test_the_bound_is_the_simulators(mode: Redundancy, victim: int, num_mirrors: int) -> None:
+    compute = compute_schedule(STAGES, 1, MICROBATCHES)
+    schedule = lower(add_redundancy(compute, mode, COSTS, num_mirrors))
     undisturbed = simulate(schedule, COSTS)
     shadow = (victim - 1) % STAGES
     done = [
@@ -35,5 +37,8 @@ def test_the_bound_is_the_simulators(mode: Redundancy, victim: int) -> None:
     for moment in range(1, 11):
         kill = undisturbed.makespan * (moment - 0.37) / 10
         hit = rehearse(schedule, COSTS, loss_at(undisturbed, victim, kill))
-        ours = shadow_ends_at(done, kill, f"node{shadow}", shadow, victim, MICROBATCHES, seconds)
+        mirrored = [mirror.microbatch + 1 for mirror in hit.mirrors]
+        ours = shadow_ends_at(
+            done, kill, f"node{shadow}", shadow, victim, MICROBATCHES, seconds, *mirrored
+        )
         assert ours == pytest.approx(hit.bound), (moment, kill)
