@@ -42,7 +42,7 @@ def _part_of(op: Op) -> str:
             return REDUCTION
         case Op.COMMIT:
             return AGREEMENT
-        case Op.STEP:
+        case Op.STEP | Op.GATHER:
             return OPTIMIZER
         case _:
             assert op in RECEIVE_OPS | SEND_OPS, f"{op} in a run without redundancy"
