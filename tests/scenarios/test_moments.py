@@ -4,7 +4,7 @@ import pytest
 from moments import ALL_OPS, PARTS, Campaign, Moment, Pick, moments_of
 from tiny_gpt import Shape
 
-from megatron_bamboo.schedule.actions import Op
+from megatron_bamboo.schedule.actions import TAIL_OPS, Op
 from megatron_bamboo.schedule.redundancy import Redundancy
 
 SHAPE = Shape(3, 3, num_chunks=2)
@@ -42,6 +42,17 @@ def test_every_action_of_every_pipeline_is_that() -> None:
     assert {(m.pipeline, m.action) for m in moments} == whole
     # All forwards and backwards, the messages between six virtual stages, 17 that gaps hold.
     assert len(moments) == 3 * (2 * 24 + 4 * 20 + 17)
+
+
+@pytest.mark.parametrize("variant", ["", "bf16", "zero", "zero-bf16"])
+@pytest.mark.parametrize("num_pipelines", [2, 3])
+def test_the_sweep_of_the_tail_kills_before_all_of_it(variant: str, num_pipelines: int) -> None:
+    shape = Shape(2, num_pipelines, num_steps=4, variant=variant)
+    planned = {(m.pipeline, m.action) for m in moments_of("tail") if m.shape == shape}
+    programs = shape.whole_schedule("lazy").programs
+    tail = {action for program in programs for action in program if action.op in TAIL_OPS}
+    assert len(tail) == (18 if variant.startswith("zero") else 14)
+    assert planned >= {(number, action) for number in range(num_pipelines) for action in tail}
 
 
 def strata(moments: list[Moment], shared: bool) -> set[tuple[object, ...]]:
