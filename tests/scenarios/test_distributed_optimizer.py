@@ -42,6 +42,10 @@ CASES = {
         Shape(2, 2, num_steps=7, variant="zero-fp16"),
         ("node1@iter1:1GATHER", "node2@iter5:0STEP"),
     ),
+    "with mirrors": (
+        Shape(2, 2, num_steps=4, variant="zero", num_mirrors=2),
+        ("node1@iter2:1.0B3", "node2@iter3:0GATHER"),
+    ),
     "one pipeline": (Shape(2, 1, num_steps=4, variant="zero"), ("node0@iter2:0STEP",)),
 }
 
