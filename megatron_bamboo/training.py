@@ -200,6 +200,7 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
         start_step=start.step,
         loaded_from=options.checkpoint.load if start.step else None,
         lease_seconds=options.bamboo.bamboo_lease,
+        group_timeout_seconds=60 * options.parallel.distributed_timeout_minutes,
     ).write(job_dir)
 
 

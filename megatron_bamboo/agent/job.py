@@ -36,6 +36,8 @@ class JobShape:
     """The folder of that checkpoint."""
     lease_seconds: float = LEASE_SECONDS
     """A node of which nothing was heard for so long is lost."""
+    group_timeout_seconds: float = 600.0
+    """The longest wait of one worker for another."""
 
     def write(self, job_dir: Path) -> None:
         """Leave the shape where the launcher looks for it."""

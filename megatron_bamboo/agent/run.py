@@ -32,6 +32,7 @@ from megatron_bamboo.agent.job import (
 from megatron_bamboo.agent.process import blocked_interrupts, spawn
 from megatron_bamboo.agent.report import LOSSES_FILE
 from megatron_bamboo.agent.run_job import Outcome, Status, run_job
+from megatron_bamboo.agent.sizes import check_order
 from megatron_bamboo.errors import UserError
 
 SHOWN_LOGS = 3
@@ -192,6 +193,7 @@ def _check_shape(spec: JobSpec, workers_per_node: int) -> None:
             f"{shape.num_pipelines} pipelines of {shape.num_stages} stages need {needed} nodes, "
             f"not --nodes {num_nodes}"
         )
+    check_order(shape, spec.deadlines)
     for injection in spec.injections:
         check_reachable(injection, shape)
 

@@ -29,6 +29,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--iters", type=int, default=4)
     parser.add_argument("--redundancy", default="lazy")
     parser.add_argument("--lease", type=float, default=5.0)
+    parser.add_argument("--group-timeout", type=float, default=600.0)
     parser.add_argument("--pause", type=float, default=0.002)
     parser.add_argument("--prepare", choices=["well", "refuse", "raise", "silent", "sleep"])
     parser.add_argument("--misbehave", action="append", default=[], metavar="NODE:HOW")
@@ -55,6 +56,7 @@ def prepare(options: argparse.Namespace) -> int:
         options.iters,
         16,
         lease_seconds=options.lease,
+        group_timeout_seconds=options.group_timeout,
     )
     shape.write(Path(os.environ["BAMBOO_JOB_DIR"]))
     return 0

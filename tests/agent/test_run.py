@@ -283,8 +283,9 @@ def test_an_injection_never_reached_is_an_error(launch: Launch) -> None:
 
 
 def test_a_job_that_stands_still_is_ended(launch: Launch) -> None:
-    launch.start(3, "--misbehave", "node1:hang@2", options=("--stall-limit", "2")).wait(1)
-    assert "no iteration passed within 2 s" in launch.err
+    script = ("--misbehave", "node1:hang@2", "--lease", "1", "--group-timeout", "2.5")
+    launch.start(3, *script, options=("--stall-limit", "3", "--record-deadline", "1")).wait(1)
+    assert "no iteration passed within 3 s" in launch.err
 
 
 def test_who_stops_reading_does_not_stop_the_job(tmp_path: Path) -> None:
@@ -355,6 +356,7 @@ REFUSED = [
     (("--job-dir", "x" * 300), (), "cannot be made or written to (File name too long)"),
     (("--job-dir", "/sys"), (), "--job-dir /sys cannot be made or written to"),
     ((), ("--stages", "2"), "1 pipelines of 2 stages need 2 nodes, not --nodes 3"),
+    (("--stall-limit", "60"), (), "--distributed-timeout-minutes (600 s) must be less than"),
     ((), ("--prepare", "silent"), "the script left no usable"),
     ((), ("--prepare", "refuse"), "fake_training: --stages does not suit me"),
 ]

@@ -1,0 +1,43 @@
+"""The order of a job's times: what must be noticed comes before what must not give up till then."""
+
+from dataclasses import dataclass
+
+from megatron_bamboo.agent.job import Deadlines, JobShape
+from megatron_bamboo.agent.leases import beat_seconds
+from megatron_bamboo.errors import UserError
+from megatron_bamboo.membership.signs import BEAT_SECONDS
+
+# A lease is noticed to be over so much later at most.
+NOTICE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    name: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.seconds:g} s)"
+
+
+def check_order(shape: JobShape, deadlines: Deadlines) -> None:
+    """Refuse times that contradict each other.
+
+    Raises:
+        UserError: with the first rule that does not hold.
+    """
+    lease = shape.lease_seconds
+    assert max(beat_seconds(lease), BEAT_SECONDS) <= lease / 3, "signs are too rare for a lease"
+    silence = _Size("--bamboo-lease and a second", lease + NOTICE_SECONDS)
+    group = _Size("--distributed-timeout-minutes", shape.group_timeout_seconds)
+    record = _Size("--record-deadline", deadlines.record_seconds)
+    store = _Size("--store-deadline", deadlines.store_seconds)
+    stall = _Size("--stall-limit", deadlines.stall_seconds)
+    for shorter, longer, why in (
+        (silence, group, "a wait for another worker must not end before its silence is noticed"),
+        (record, group, "who waits for a plan must not give up while records are gathered"),
+        (silence, store, "a worker must not give up the store sooner than it is given up itself"),
+        (group, stall, "a job must not end before the waits of its workers do"),
+    ):
+        if not shorter.seconds < longer.seconds:
+            raise UserError(f"{shorter} must be less than {longer}: {why}")
