@@ -15,6 +15,9 @@ from megatron_bamboo.membership.place import DONE, START, Place
 from megatron_bamboo.membership.signs import SignPage
 
 _TIMES_LONGEST = 5.0
+# Workers that share layers wait for each other inside of an action: one that does not run is found
+# before the others count as stuck.
+_AFTER_LEASE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,8 @@ class Whereabouts:
         longest = self._longest.get(kind)
         if longest is None:
             return self._limits.generous_seconds
-        return max(self._limits.lease_seconds, _TIMES_LONGEST * longest)
+        shortest = self._limits.lease_seconds + _AFTER_LEASE_SECONDS
+        return max(shortest, _TIMES_LONGEST * longest)
 
     def _go(self, place: Place, limit_seconds: float) -> None:
         self.place, self._limit_seconds = place, limit_seconds

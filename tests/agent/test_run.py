@@ -129,6 +129,15 @@ def test_a_stopped_node_is_lost_and_ends_when_it_wakes(launch: Launch) -> None:
     assert set(written) == {0}
 
 
+def test_a_coordinator_that_was_stopped_itself_blames_nobody(launch: Launch) -> None:
+    launch.start(3, "--iters", "12", "--pause", "0.01", "--lease", "1").wait_for_step(2)
+    launch.process.send_signal(signal.SIGSTOP)
+    time.sleep(2.5)
+    launch.process.send_signal(signal.SIGCONT)
+    launch.wait(0)
+    assert launch.events("loss") == []
+
+
 def test_an_agent_that_is_stopped_alone_takes_its_node_along(launch: Launch) -> None:
     script = ("--iters", "1000", "--pause", "0.01", "--lease", "2")
     launch.start(3, *script).wait_for_step(2)

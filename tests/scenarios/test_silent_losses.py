@@ -27,6 +27,7 @@ BUSY_PER_CORE, BUSY_SECONDS = 3, 30.0
 # Long enough to stop a process before the end.
 SHAPE = Shape(3, 1, num_steps=15)
 TWO_PIPELINES = Shape(2, 2, num_steps=15)
+SHARED = Shape(2, 1, num_steps=15, tensor_size=2)
 # Trains for longer than a lease, by sleeping: layers of a given time.
 LONG = Shape(3, 1, num_steps=60, variant="emulated")
 
@@ -66,6 +67,17 @@ def test_a_stopped_worker_is_ended_by_its_agent(scenarios: ScenarioRunner, victi
     assert finished.result.lost[0][1].startswith("its worker did not run for 3.")
     assert seconds_to_notice(finished, stopped) < LEASE_SECONDS + 10
     assert scenarios.complaints(finished, Expected(SHAPE, "lazy", [victim])) == []
+
+
+def test_one_stopped_worker_of_two_is_ended_with_the_other(scenarios: ScenarioRunner) -> None:
+    job = scenarios.start(SHARED, "lazy", more_flags=LEASE)
+    job.wait_for_step("node1:1", 3)
+    started = [e for e in job.events("worker_started") if "agent" in e]
+    (worker,) = (e["pid"] for e in started if e["worker"] == "node1:1")
+    os.kill(worker, signal.SIGSTOP)
+    finished = job.finish()
+    assert finished.result.lost[0][1].startswith("its worker did not run for 3.")
+    assert scenarios.complaints(finished, Expected(SHARED, "lazy", ["node1"])) == []
 
 
 def test_a_stuck_forward_is_ended_and_named(scenarios: ScenarioRunner) -> None:
