@@ -1,5 +1,6 @@
 """Groups over gloo: what they carry, and that one can be left at any moment."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -184,3 +185,28 @@ def test_release_frees_who_waits_for_a_share() -> None:
     for call in blocked:
         with pytest.raises(PeerLost):
             call.join(AT_ONCE)
+
+
+def test_a_share_that_was_broken_in_the_middle_can_be_run_again() -> None:
+    size = 4_000_000
+    flats = {me: torch.full((2 * size,), -1.0) for me in ("a", "b", "c")}
+    own = {"a": torch.randn(size), "b": torch.randn(size)}
+    parts = {me: flat.split(size) for me, flat in flats.items()}
+    for number, (me, values) in enumerate(own.items()):
+        parts[me][number].copy_(values)
+    broken = make_groups(*flats, name="broken")
+    calls = [Beside(broken[me].share, parts[me]) for me in flats]
+    while not any(bool((parts["c"][number] != -1.0).any()) for number in (0, 1)):
+        assert any(call.is_under_way() for call in calls)
+    for group in broken.values():
+        group.release()
+    for call in calls:
+        with contextlib.suppress(PeerLost):  # who was fast has it all
+            call.join(AT_ONCE)
+    again = make_groups(*flats, name="again")
+    for call in [Beside(again[me].share, parts[me]) for me in flats]:
+        call.join()
+    for flat in flats.values():
+        assert torch.equal(flat, torch.cat(tuple(own.values())))
+    for group in again.values():
+        group.release()
