@@ -42,7 +42,7 @@ def worker_environment(
         "BAMBOO_INJECT": inject[0] if inject else "",
         # One thread a worker is a rule of correctness: more give other bits from run to run.
         "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
+        "GLOO_SOCKET_IFNAME": spec.interface,
         # What a worker prints just before it is killed is what one wants to read.
         "PYTHONUNBUFFERED": "1",
     }

@@ -111,6 +111,10 @@ class JobSpec:
     job_dir: Path
     injections: tuple[Injection, ...] = ()
     deadlines: Deadlines = Deadlines()
+    host: str = "127.0.0.1"
+    """Where the control plane listens."""
+    interface: str = "lo"
+    """The network interface by which workers speak to each other."""
 
 
 def check_victims(injections: Sequence[Injection], nodes: Sequence[str]) -> None:

@@ -66,7 +66,7 @@ def run_job(
     events = EventLog(spec.job_dir / "events", "coordinator")
     table = Table()
     coordinator = Coordinator(spec, table, events, Reporter(spec.job_dir, spec.shape, say, advance))
-    server = StoreServer(table, coordinator.members)
+    server = StoreServer(table, coordinator.members, spec.host)
     nodes: list[NodeHandle] = []
     with adopted_orphans():
         try:

@@ -19,16 +19,26 @@ import selectors
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 from job_request import JobRequest, JobResult
+from namespaces import HUB, INTERFACE, address, enter
 from tiny_gpt import prepare_text
 
-from megatron_bamboo.agent.agent import forked_node, forked_worker
+from megatron_bamboo.agent.agent import (
+    AgentSettings,
+    StartNode,
+    StartWorker,
+    forked_node,
+    forked_worker,
+    run_agent,
+)
 from megatron_bamboo.agent.environment import WorkerEnvironment, prepare_environment
 from megatron_bamboo.agent.job import Deadlines, Injection, JobShape, JobSpec
-from megatron_bamboo.agent.process import adopted_orphans, fork
+from megatron_bamboo.agent.process import ForkedNode, adopted_orphans, fork
 from megatron_bamboo.agent.run_job import Outcome, Status, run_job
 from megatron_bamboo.observe.events import EventLog, read_events
 
@@ -138,8 +148,22 @@ def _prepare_and_run(request: JobRequest, lines: list[str]) -> Outcome:
     injections = tuple(map(Injection.parse, request.injections))
     shape = JobShape.read(request.job_dir)
     spec = JobSpec(nodes, shape, request.job_dir, injections, DEADLINES)
-    start_node = forked_node(forked_worker(lambda: _work(request)))
-    return run_job(spec, start_node, lines.append)
+    start_worker = forked_worker(lambda: _work(request))
+    if not request.namespaces:
+        return run_job(spec, forked_node(start_worker), lines.append)
+    enter(request.namespaces, HUB)
+    spec = replace(spec, host=address(HUB), interface=INTERFACE)
+    return run_job(spec, _node_in_namespace(request.namespaces, start_worker), lines.append)
+
+
+def _node_in_namespace(prefix: str, start_worker: StartWorker) -> StartNode:
+    """Nodes each of which lives in the namespace of its name."""
+
+    def run(settings: AgentSettings) -> NoReturn:
+        enter(prefix, settings.node)
+        run_agent(settings, start_worker)
+
+    return lambda settings: ForkedNode(fork(lambda: run(settings)))
 
 
 def _prepare(request: JobRequest) -> int:

@@ -18,6 +18,8 @@ class JobRequest:
     script: str
     injections: tuple[str, ...] = ()
     workers_per_node: int = 1
+    namespaces: str = ""
+    """Prefix of the network namespaces that nodes and launcher live in; by default none."""
 
     @property
     def job_dir(self) -> Path:

@@ -27,12 +27,18 @@ class ScenarioRunner:
         self._server.close()
 
     def start(
-        self, shape: Shape, redundancy: str, *injections: str, more_flags: Sequence[str] = ()
+        self,
+        shape: Shape,
+        redundancy: str,
+        *injections: str,
+        more_flags: Sequence[str] = (),
+        namespaces: str = "",
     ) -> RunningJob:
         """Start a job."""
         folder = self._folder / f"job{next(self._numbers)}"
         job = request(folder, self._data, shape, redundancy, injections)
-        return self._server.start(replace(job, flags=(*job.flags, *more_flags)))
+        flags = (*job.flags, *more_flags)
+        return self._server.start(replace(job, flags=flags, namespaces=namespaces))
 
     def run(
         self, shape: Shape, redundancy: str, *injections: str, more_flags: Sequence[str] = ()
