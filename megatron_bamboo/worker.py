@@ -41,6 +41,7 @@ from megatron_bamboo.execution.turnstile import Turnstile, share_memory
 from megatron_bamboo.execution.whereabouts import Whereabouts
 from megatron_bamboo.membership.decision import StepReport
 from megatron_bamboo.membership.place import FINISH, LOOP, SAVE
+from megatron_bamboo.membership.raised import Raised, tell_raised
 from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.membership.torch_store import BambooStore
 from megatron_bamboo.membership.workers import node_of, workers_of
@@ -364,7 +365,12 @@ class Worker:
             read_plan=self._read_plan,
             wake=self._mailbox.wake,
             prepare=self._executor.prepare,
+            failed=self._say_raised,
         )
+
+    def _say_raised(self, error: Exception) -> None:
+        raised = Raised.of(error, self._where.place)
+        tell_raised(self._environment.store, self._environment.worker, raised)
 
     def _make_store(self, prefix: str) -> BambooStore:
         return BambooStore(self._client, prefix, self._timeout().total_seconds())

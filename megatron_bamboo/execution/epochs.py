@@ -24,6 +24,7 @@ from megatron_bamboo.schedule.takeover import Progress
 
 logger = logging.getLogger(__name__)
 
+FAILED_STATUS = 1
 FENCED_STATUS = 75
 STORE_LOST_STATUS = 76
 _POLL_SECONDS = 2.0
@@ -77,6 +78,7 @@ class Handlers:
     read_plan: Callable[[bytes], Plan]
     wake: Callable[[], None]
     prepare: Callable[[Plan], None]  # what the main thread need not do itself, which may compute
+    failed: Callable[[Exception], None]  # says what ends the worker, if it is this thread
 
 
 class EpochWatch:
@@ -180,6 +182,11 @@ class EpochWatch:
             # Without the store nobody knows whether this worker still belongs to the job.
             if not self._closed:
                 self._exit(STORE_LOST_STATUS, f"the store is lost: {error}")
+        # Whatever it is: without this thread nobody would release the main thread at a loss.
+        except Exception as error:
+            logger.exception("%s: the control thread failed", self._worker)
+            self._handlers.failed(error)
+            os._exit(FAILED_STATUS)
 
     def _follow_one(self) -> None:
         epoch = self._newest.epoch

@@ -13,6 +13,7 @@ from server_thread import ServerThread
 
 from megatron_bamboo.execution.commit import to_hex
 from megatron_bamboo.execution.epochs import (
+    FAILED_STATUS,
     FENCED_STATUS,
     STORE_LOST_STATUS,
     EpochWatch,
@@ -62,13 +63,18 @@ class Worker:
         def read_plan(text: bytes) -> Plan:
             return Plan.from_json(text).for_tensor_rank(tensor_rank, tensor_size)
 
-        handlers = Handlers(self._leave, self._progress, read_plan, self.woken.set, self._prepare)
+        handlers = Handlers(
+            self._leave, self._progress, read_plan, self.woken.set, self._prepare, self._failed
+        )
         plan = START.for_tensor_rank(tensor_rank, tensor_size)
         self.watch = EpochWatch(client, self.name, tensor_size, plan, self.ledger, handlers)
         self.watch.start()
 
     def _leave(self, epoch: int, lost: Collection[str]) -> None:
         self.left.append((epoch, tuple(lost)))
+
+    def _failed(self, error: Exception) -> None:
+        self.client.set("failed", type(error).__name__.encode())
 
     def _progress(self) -> StepProgress:
         self.keys_at_progress.append(self.client.count("record/"))
@@ -291,6 +297,16 @@ def test_a_worker_that_the_plan_calls_lost_ends_at_once(
 def test_a_worker_without_a_plan_after_a_loss_ends(server: ServerThread) -> None:
     status = exit_status(server, lambda worker: announce(worker.client, 0, VICTIM), deadline=0.5)
     assert status == STORE_LOST_STATUS
+
+
+@pytest.mark.multiprocess
+def test_a_worker_whose_control_thread_fails_says_so_and_ends(
+    server: ServerThread, client: StoreClient
+) -> None:
+    client.set("plan/1", b"no plan")
+    status = exit_status(server, lambda worker: announce(worker.client, 0, VICTIM))
+    assert status == FAILED_STATUS
+    assert client.get("failed") == b"JSONDecodeError"
 
 
 @pytest.mark.multiprocess
