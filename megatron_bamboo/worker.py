@@ -39,6 +39,7 @@ from megatron_bamboo.execution.tail import Tail
 from megatron_bamboo.execution.transport import TensorShape, Transport
 from megatron_bamboo.execution.turnstile import Turnstile, share_memory
 from megatron_bamboo.execution.whereabouts import Whereabouts
+from megatron_bamboo.membership.assignment import Assignment
 from megatron_bamboo.membership.decision import StepReport
 from megatron_bamboo.membership.place import FINISH, LOOP, SAVE
 from megatron_bamboo.membership.raised import Raised, tell_raised
@@ -47,11 +48,13 @@ from megatron_bamboo.membership.torch_store import BambooStore
 from megatron_bamboo.membership.workers import node_of, workers_of
 from megatron_bamboo.model.emulated import DEVICE
 from megatron_bamboo.model.gpt import Recipe, prepare_process
+from megatron_bamboo.model.moving import num_bytes
 from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.model.shard import WHOLE, Shard
-from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage
+from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage, follow_stages
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.observe.state_dump import dump_stage
+from megatron_bamboo.planner.healing import stages_to_hold
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.script.args import dtype_of
 from megatron_bamboo.script.data import open_train_dataset
@@ -59,8 +62,6 @@ from megatron_bamboo.script.providers import Script
 from megatron_bamboo.script.state import get_args
 
 _POLL_SECONDS = 0.02
-# The coordinator publishes the first plan when all agents are there.
-FIRST_PLAN_SECONDS = 600.0
 
 
 class Worker:
@@ -83,24 +84,14 @@ class Worker:
         self._client = client
         self._events = EventLog(environment.job_dir / "events", environment.worker)
         node, training = environment.worker, options.training
-        client.wait(["plan/0"], FIRST_PLAN_SECONDS)
-        self._plan = self._read_plan(client.get("plan/0") or b"")
-        tied = not options.model.untie_embeddings_and_output_weights
-        self._view = PipelineView(
-            node,
-            self._plan,
-            layout,
-            options.bamboo.bamboo_redundancy,
-            read_costs(options.bamboo),
-            tied,
-            options.bamboo.bamboo_mirror_gradients,
-        )
+        self._assignment = Assignment(client, node, self._read_plan)
         self._dropout = DropoutSeeds(training.seed, environment.tensor_rank)
         groups = model_groups(self._tensor_group())
         prepare_process(groups)
-        recipe = Recipe.of(options, script.model, groups, self._dropout)
-        self._loss_scale = recipe.loss_scale
-        self._stages = self._build_stages(recipe)
+        self._recipe = Recipe.of(options, script.model, groups, self._dropout)
+        self._loss_scale = self._recipe.loss_scale
+        numbers = self._assignment.stages()
+        self._stages = {number: self._build_stage(number) for number in numbers}
         self._scheduler = build_scheduler(
             self._stages, options.optimizer, training.train_iters, layout.global_batch_size
         )
@@ -120,6 +111,17 @@ class Worker:
             lambda num_samples: fingerprint(self._dataset, num_samples),
             self._events,
         )
+        self._dataset = open_train_dataset(script.datasets, options, layout)
+        self._plan = self._assignment.plan()
+        self._view = PipelineView(
+            node,
+            self._plan,
+            layout,
+            options.bamboo.bamboo_redundancy,
+            read_costs(options.bamboo),
+            tied=not options.model.untie_embeddings_and_output_weights,
+            num_mirrors=options.bamboo.bamboo_mirror_gradients,
+        )
         self._ledger = CommitLedger(node)
         self._mailbox = Mailbox()
         self._registry = GroupRegistry(node, self._make_store, self._timeout())
@@ -131,14 +133,10 @@ class Worker:
         self._watch = EpochWatch(
             client, node, layout.tensor_size, self._plan, self._ledger, self._handlers()
         )
-        self._dataset = open_train_dataset(script.datasets, options, layout)
 
     def train(self) -> None:
         """Run every step; then write down what is held."""
-        start_step = self._checkpoints.load()
-        self._watch.start()
-        self._client.set(f"ready/{self._environment.worker}", b"1")
-        self._executor.start(self._watch, start_step)
+        start_step = self._start()
         for step in range(start_step + 1, self._options.training.train_iters + 1):
             with self._where.at(step, LOOP):
                 self._train_step(step)
@@ -146,6 +144,21 @@ class Worker:
                 self._checkpoints.save_if_due(step, self._executor)
         with self._where.at(self._options.training.train_iters, FINISH):
             self._finish()
+
+    def _start(self) -> int:
+        """Get ready; the number of steps that are done already."""
+        if self._assignment.is_standby:
+            assert self._plan.change is not None, f"epoch {self._plan.epoch} has no place for it"
+            start_step = self._plan.change.step - 1
+            self._watch.start()
+        else:
+            start_step = self._checkpoints.load()
+            self._watch.start()
+            self._client.set(f"ready/{self._environment.worker}", b"1")
+        self._executor.start(self._watch, start_step)
+        # In its first step a standby gets the state that its report would tell.
+        self._first_reported = start_step + 1 + self._assignment.is_standby
+        return start_step
 
     def _train_step(self, step: int) -> None:
         start = time.monotonic()
@@ -160,7 +173,8 @@ class Worker:
         # The step's own; both change when it is applied.
         learning_rate, loss_scale = self._learning_rate(), self._loss_scale.value
         vector = self._executor.finish_step()
-        self._report(step, vector, learning_rate, loss_scale, time.monotonic() - start)
+        if step >= self._first_reported:
+            self._report(step, vector, learning_rate, loss_scale, time.monotonic() - start)
 
     def _report(
         self,
@@ -185,14 +199,16 @@ class Worker:
         if plan is not self._plan:
             self._plan = plan
             self._reporter.repeat()
-        self._reporter.passed(report, is_first=plan.nodes[0] == self._environment.worker)
+        self._reporter.passed(report, is_first=plan.reporter == self._environment.worker)
 
     def _finish(self) -> None:
         if self._view.sharded:
             self._await_gathers()
         self._reporter.finish()
-        pipeline = self._executor.plan.pipelines[self._view.number]
-        for number, stage in self._stages.items():
+        plan = self._executor.plan
+        pipeline = (plan if plan.change is None else plan.made()).pipelines[self._view.number]
+        for number in stages_to_hold(pipeline, self._environment.worker):
+            stage = self._stages[number]
             is_primary = pipeline.stages[number] == self._environment.worker
             dump_stage(
                 self._environment.job_dir,
@@ -261,15 +277,19 @@ class Worker:
     def _learning_rate(self) -> float:
         return float(self._scheduler.get_lr(self._scheduler.optimizer.param_groups[0]))
 
-    def _build_stages(self, recipe: Recipe) -> dict[int, Stage]:
-        """The stages that this worker runs, and those whose replica it holds."""
-        schedule, rank = self._view.in_force, self._view.rank
+    def _build_stage(self, number: int) -> Stage:
         num_shards = self._layout.num_shards
-        shard = Shard(self._view.number, num_shards) if num_shards > 1 else WHOLE
-        return {
-            number: build_stage(number, self._layout, self._options.optimizer, recipe, shard)
-            for number in (*schedule.stages_of(rank), *schedule.replicas_of(rank))
-        }
+        shard = Shard(self._assignment.pipeline, num_shards) if num_shards > 1 else WHOLE
+        return build_stage(number, self._layout, self._options.optimizer, self._recipe, shard)
+
+    def _hold(self, numbers: Collection[int]) -> Shapes:
+        """Hold exactly these stages: build what is new, drop what is not held any more."""
+        for number in self._stages.keys() - set(numbers):
+            del self._stages[number]
+        for number in sorted(set(numbers) - self._stages.keys()):
+            self._stages[number] = self._build_stage(number)
+        follow_stages(self._scheduler, self._stages)
+        return self._shapes()
 
     def _parts(self) -> Parts:
         worker, view = self._environment.worker, self._view
@@ -297,7 +317,7 @@ class Worker:
             registry=self._registry,
             ledger=self._ledger,
             events=self._events,
-            shapes=self._shapes(),
+            hold=self._hold,
             before_action=kill_before(self._environment.inject, self._events),
             turnstile=self._turnstile(),
             wait_seconds=self._timeout().total_seconds(),
@@ -352,7 +372,12 @@ class Worker:
                 number: _shape_of(stage.stepped_gradient())
                 for number, stage in self._stages.items()
             },
+            state=self._shape_of_state,
         )
+
+    def _shape_of_state(self, number: int) -> TensorShape:
+        stage = self._stages[number]
+        return TensorShape((num_bytes(stage),), torch.uint8, stage.reduced.device)
 
     def _handlers(self) -> Handlers:
         def leave_groups(epoch: int, lost: Collection[str]) -> None:

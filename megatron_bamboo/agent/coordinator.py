@@ -11,14 +11,18 @@ import contextlib
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 
+from megatron_bamboo.agent.healer import Healer, Standby
 from megatron_bamboo.agent.job import JobSpec
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.agent.report import Reporter
+from megatron_bamboo.membership.assignment import joined_key
 from megatron_bamboo.membership.decision import (
     FENCED_VALUE,
     Fenced,
     Record,
+    StepDecision,
     StepReport,
     decide_step,
     parse_record,
@@ -27,7 +31,9 @@ from megatron_bamboo.membership.raised import all_raised_alike, script_error
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.planner.healing import heal
 from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss
+from megatron_bamboo.schedule.redundancy import Redundancy
 
 # A pair that no loss has touched outlives its epoch, and may be formed only when it is first used.
 # The second step that passes in an epoch ran in it from beginning to end, so it used every group:
@@ -50,7 +56,10 @@ class Coordinator:
 
     def __init__(self, spec: JobSpec, table: Table, events: EventLog, reporter: Reporter) -> None:
         shape = spec.shape
-        self.members = Members(spec.nodes, table, events, shape.tensor_size, shape.lease_seconds)
+        self.members = Members(
+            spec.nodes, table, events, shape.tensor_size, shape.lease_seconds, spec.standbys
+        )
+        self._healer = Healer(self.members, table)
         self._deadlines = spec.deadlines
         self._table = table
         self._events = events
@@ -94,13 +103,14 @@ class Coordinator:
             # Who is done has passed the last commit. With nobody else left, nothing is to decide.
             if lost and not (done and nodes <= done | lost):
                 await self._change_epoch(lost)
-            else:
+            elif not await self._heal():
                 await self._await_step()
         self._say_reports()
         for node in sorted(lost):
             self._reporter.note(f"lost {node} ({members.lost[node]}) after the last step")
         self._check_everything_is_saved()
-        self._events.emit("finished_job", epoch=self._plan.epoch)
+        pipelines = [asdict(pipeline) for pipeline in self._plan.pipelines]
+        self._events.emit("finished_job", epoch=self._plan.epoch, pipelines=pipelines)
 
     def errors_of(self, nodes: Sequence[str]) -> tuple[str, ...]:
         """What those of some nodes have raised that did, each with its log."""
@@ -176,10 +186,24 @@ class Coordinator:
             self._moved = time.monotonic()
             self._steps_in_epoch += report.epoch == self._plan.epoch
             self._reporter.passed(report)
+            self._note_change(report)
             if self._steps_in_epoch == STEPS_TO_FORM_GROUPS:
                 self._forget_older_groups()
         self._say_loaded()
         self._say_saves()
+
+    def _note_change(self, report: StepReport) -> None:
+        """A planned change is made when its step has passed."""
+        change = self._plan.change
+        if change is None or report.epoch != self._plan.epoch or report.step < change.step:
+            return
+        self._plan = self._plan.made()
+        self._say_changed(self._plan, change.step)
+
+    def _say_changed(self, plan: Plan, step: int) -> None:
+        pipelines = [asdict(pipeline) for pipeline in plan.pipelines]
+        self._events.emit("changed", epoch=plan.epoch, step=step, pipelines=pipelines)
+        self._reporter.changed(plan, step)
 
     def _say_loaded(self) -> None:
         """Where a worker is ready it has loaded the checkpoint, if there is one; said once."""
@@ -204,8 +228,27 @@ class Coordinator:
         for epoch in range(self._plan.epoch):
             self._table.delete_prefix(f"group/{epoch}/")
 
-    async def _change_epoch(self, lost: set[str]) -> None:
-        """End the epoch at a loss, decide its newest step, and publish the plan that follows."""
+    async def _heal(self) -> bool:
+        """Begin a planned change if it is time for one; whether it was."""
+        # What is gathered after a step does not go to new holders yet.
+        can_heal = self._shape.redundancy != Redundancy.NONE and self._shape.num_shards == 1
+        if not (can_heal and self._steps_in_epoch) or any(
+            map(self.members.is_done, self._plan.nodes)
+        ):
+            return False
+        standby = self._healer.standby_for(self._plan)
+        if not self._healer.is_due(self._plan, standby):
+            return False
+        await self._change_epoch(set(), standby)
+        return True
+
+    async def _change_epoch(self, lost: set[str], standby: Standby | None = None) -> None:
+        """End the epoch, decide its newest step, and publish the plan that follows.
+
+        Args:
+            lost: the nodes for whose loss it ends; empty for a planned change, which gives way to
+                losses that are found meanwhile.
+        """
         epoch = self._plan.epoch
         self._table.set(f"ending/{epoch}", json.dumps({"lost": sorted(lost)}).encode())
         self._events.emit("ending", epoch=epoch, lost=sorted(lost))
@@ -218,8 +261,21 @@ class Coordinator:
         decision = None
         if any(isinstance(record, Record) for record in records.values()):
             decision = decide_step(records, self._confirmed(epoch))
-        self._publish(plan_after_loss(self._plan, lost, decision))
-        self._reporter.lost({node: self.members.lost[node] for node in lost}, self._plan)
+        if lost:
+            self._publish_loss(lost, decision)
+        else:
+            self._publish(heal(self._plan, decision, self._shape.train_iters, standby))
+            self._reporter.planned(self._plan)
+
+    def _publish_loss(self, lost: set[str], decision: StepDecision | None) -> None:
+        before = self._plan
+        if before.change is not None and before.change.is_made(decision):
+            self._say_changed(before.made(), before.change.step)
+        plan = plan_after_loss(before, lost, decision)
+        for node in sorted(set(before.nodes) - set(plan.nodes) - self.members.lost.keys()):
+            self.members.fence(node, "the step in which it was to join did not pass")
+        self._publish(plan)
+        self._reporter.lost({node: self.members.lost[node] for node in plan.lost}, plan)
 
     async def _gather_records(self, epoch: int, lost: set[str]) -> dict[str, Record | Fenced]:
         """Each surviving worker's record; one that is gone or silent past its time is fenced."""
@@ -263,6 +319,7 @@ class Coordinator:
     def _publish(self, plan: Plan) -> None:
         epoch = plan.epoch
         values = {f"plan/{epoch}": plan.to_json().encode(), "epoch": str(epoch).encode()}
+        values |= {joined_key(node): str(epoch).encode() for node in self._joining(plan)}
         self._table.set_all(values)
         self._plan = plan
         self._steps_in_epoch = 0
@@ -274,6 +331,10 @@ class Coordinator:
                 "decision", epoch=epoch, step=decision.step, applied=decision.applied,
                 reason=decision.reason,
             )  # fmt: skip
+
+    def _joining(self, plan: Plan) -> set[str]:
+        """The standbys that a plan names for the first time."""
+        return set(plan.nodes) & set(self.members.waiting_standbys()) - set(self._plan.nodes)
 
 
 def _record_key(epoch: int, worker: str) -> str:

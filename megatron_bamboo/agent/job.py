@@ -30,6 +30,8 @@ class JobShape:
     """Chunks of one stage."""
     tensor_size: int = 1
     """Workers of one node, which share its layers."""
+    num_shards: int = 1
+    """Pipelines that share the optimizer's state."""
     start_step: int = 0
     """Steps that a checkpoint holds already."""
     loaded_from: str | None = None
@@ -115,6 +117,8 @@ class JobSpec:
     """Where the control plane listens."""
     interface: str = "lo"
     """The network interface by which workers speak to each other."""
+    standbys: tuple[str, ...] = ()
+    """Nodes that wait to take the place of lost ones."""
 
 
 def check_victims(injections: Sequence[Injection], nodes: Sequence[str]) -> None:

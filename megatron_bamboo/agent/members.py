@@ -14,7 +14,7 @@ from megatron_bamboo.observe.events import EventLog
 
 
 class Members:
-    """The nodes of a job; each joins once and then is lost once, or finishes.
+    """The nodes of a job, standbys too; each joins once and then is lost once, or finishes.
 
     ``news`` is set at every change. A worker that has written ``done/<worker>`` has nothing left
     to lose, however it ends after that; the loss of any other worker is the loss of its node.
@@ -27,8 +27,10 @@ class Members:
         events: EventLog,
         tensor_size: int = 1,
         lease_seconds: float = LEASE_SECONDS,
+        standbys: Sequence[str] = (),
     ) -> None:
         self._nodes = tuple(nodes)
+        self._standbys = tuple(standbys)
         self._tensor_size = tensor_size
         self._table = table
         self._events = events
@@ -50,7 +52,16 @@ class Members:
 
     def groups(self) -> dict[str, int]:
         """By node its process group: one SIGKILL to it and the node is gone."""
-        return {node: self._links[node].pid for node in self._nodes}
+        return {node: link.pid for node, link in sorted(self._links.items())}
+
+    def waiting_standbys(self) -> tuple[str, ...]:
+        """The live standbys that have joined."""
+        return tuple(n for n in self._standbys if n in self._links and n not in self.lost)
+
+    def is_ready(self, node: str) -> bool:
+        """Whether all workers of a node hold what they will begin with."""
+        ready = (self._table.get(f"ready/{worker}") for worker in self.workers_of(node))
+        return all(value is not None for value in ready)
 
     def is_done(self, node: str) -> bool:
         """Whether all workers of a node have finished the whole training."""
@@ -82,7 +93,7 @@ class Members:
 
     def joined(self, link: AgentLink) -> None:
         """An agent said hello."""
-        if link.node not in self.missing():
+        if link.node in self._links or link.node not in (*self._nodes, *self._standbys):
             raise ValueError(f"no node named {link.node} is expected")
         self._links[link.node] = link
         self._leases.grant(link.node)

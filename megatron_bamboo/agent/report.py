@@ -12,6 +12,7 @@ from pathlib import Path
 
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.membership.decision import StepReport
+from megatron_bamboo.planner.healing import unprotected
 from megatron_bamboo.planner.plan import Plan
 
 LOSSES_FILE = "losses.jsonl"
@@ -63,6 +64,15 @@ class Reporter:
         """Say which nodes were lost and how the plan goes on without them."""
         self._say(f" [{self._time()}] {loss_line(causes, plan)}")
 
+    def planned(self, plan: Plan) -> None:
+        """Say what is to change, and in which step."""
+        if plan.change is not None:
+            self.note(f"epoch {plan.epoch}: in step {plan.change.step} {plan.reason}")
+
+    def changed(self, plan: Plan, step: int) -> None:
+        """Say since when a planned change is made."""
+        self.note(f"made in step {step}: {protection_line(plan)}")
+
     def note(self, text: str) -> None:
         """Say something else."""
         self._say(f" [{self._time()}] {text}")
@@ -103,4 +113,15 @@ def loss_line(causes: Mapping[str, str], plan: Plan) -> str:
     if plan.decision is not None:
         verdict = "applied" if plan.decision.applied else "not applied yet"
         line += f"; step {plan.decision.step} is {verdict}: {plan.decision.reason}"
-    return line
+    return f"{line}; {protection_line(plan)}"
+
+
+def protection_line(plan: Plan) -> str:
+    """Which stages a further loss would cost the job."""
+    alone: dict[int, list[str]] = {}
+    for pipeline, stage in unprotected(plan):
+        alone.setdefault(pipeline, []).append(str(stage))
+    if not alone:
+        return "every stage has two holders"
+    where = (f"{', '.join(stages)} of pipeline {pipe}" for pipe, stages in alone.items())
+    return f"one node alone holds stages {' and '.join(where)}"

@@ -55,6 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="workers a node, which share layers",
     )
     parser.add_argument(
+        "--standbys",
+        type=int,
+        default=0,
+        metavar="N",
+        help="more nodes, which wait to take the place of lost ones",
+    )
+    parser.add_argument(
         "--job-dir",
         type=Path,
         metavar="DIR",
@@ -84,8 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prepare and run the job; its exit status is in ``agent/run_job.py``."""
-    nodes = tuple(f"node{number}" for number in range(args.nodes))
-    injections, deadlines = _checked_injections(args, nodes), _deadlines(args)
+    names = [f"node{number}" for number in range(args.nodes + max(0, args.standbys))]
+    nodes, standbys = tuple(names[: args.nodes]), tuple(names[args.nodes :])
+    injections, deadlines = _checked_injections(args, names), _deadlines(args)
     job_dir = _make_job_dir(args.job_dir)
     command = [sys.executable, args.script, *args.script_args]
     with _interruptible():
@@ -94,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
             if status != 0:
                 return status
             shape = JobShape.read(job_dir)
-            spec = JobSpec(nodes, shape, job_dir, injections, deadlines)
+            spec = JobSpec(nodes, shape, job_dir, injections, deadlines, standbys=standbys)
             _check_shape(spec, args.workers_per_node)
             with _screen(shape.start_step, shape.train_iters) as (say, advance):
                 say(f"job folder: {job_dir}")
@@ -110,8 +118,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _checked_injections(args: argparse.Namespace, nodes: Sequence[str]) -> tuple[Injection, ...]:
-    if not nodes:
+    if args.nodes < 1:
         raise UserError(f"--nodes {args.nodes}: start at least one node")
+    if args.standbys < 0:
+        raise UserError(f"--standbys {args.standbys}: give a number from 0 up")
     if args.workers_per_node < 1:
         raise UserError(f"--workers-per-node {args.workers_per_node}: start at least one worker")
     if not Path(args.script).is_file():
@@ -194,6 +204,11 @@ def _check_shape(spec: JobSpec, workers_per_node: int) -> None:
             f"not --nodes {num_nodes}"
         )
     check_order(shape, spec.deadlines)
+    if spec.standbys and shape.num_shards > 1:
+        raise UserError(
+            f"--standbys {len(spec.standbys)}: standbys cannot join yet where pipelines share the "
+            "optimizer's state: leave out --use-distributed-optimizer or --standbys"
+        )
     for injection in spec.injections:
         check_reachable(injection, shape)
 

@@ -55,7 +55,7 @@ def run_job(
     ``say`` takes the job's lines and ``advance`` the number of each step that passed. Whatever
     happens, KeyboardInterrupt included, no process of the job is left when this is over.
     """
-    check_victims(spec.injections, spec.nodes)
+    check_victims(spec.injections, (*spec.nodes, *spec.standbys))
     for injection in spec.injections:
         check_reachable(injection, spec.shape)
     shape = spec.shape
@@ -71,7 +71,7 @@ def run_job(
     with adopted_orphans():
         try:
             # All are forked before the first connection is accepted: none inherits another's.
-            for node in spec.nodes:
+            for node in (*spec.nodes, *spec.standbys):
                 nodes.append(start_node(_settings(spec, node, server.address)))
             outcome = asyncio.run(_lead(coordinator, server))
         finally:

@@ -25,10 +25,10 @@ from torch.distributed.checkpoint import CheckpointException
 
 from megatron_bamboo.checkpoint.shares import sharded_piece
 from megatron_bamboo.checkpoint.strategy import AloneLoadStrategy
+from megatron_bamboo.model.optimizer_state import MOMENTS, make_moments, optimizers_of, set_step
 from megatron_bamboo.model.shard import Piece
 from megatron_bamboo.model.stage import Stage, main_parameter
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 MAIN = "fp32_param"
 """Megatron's word for the float32 copy of a parameter in half precision."""
 OPTIMIZER_PREFIX = "optimizer.state."
@@ -55,7 +55,7 @@ def sharded_state(stages: Sequence[Stage], shares: Sequence[Stage] = ()) -> Shar
         shares: of these what the optimizer has here.
     """
     for stage in (*stages, *shares):
-        _make_moments(stage)
+        make_moments(stage)
     state = {
         f"stage{stage.number}.chunk{index}": _chunk_state(chunk, _whole_moments(stage))
         for stage in stages
@@ -79,7 +79,7 @@ def load_stage(stage: Stage, folder: str, num_applied: int) -> None:
     Args:
         num_applied: steps that the optimizer has taken: all but those that were skipped.
     """
-    _make_moments(stage)
+    make_moments(stage)
     kept = _kept_by_optimizers(stage)
     for chunk in stage.chunks:
         own = _chunk_state(chunk, kept)
@@ -89,8 +89,8 @@ def load_stage(stage: Stage, folder: str, num_applied: int) -> None:
         )
         _copy_into(own, loaded)
     _take_shares(stage, kept)
-    for optimizer in _optimizers(stage):
-        _set_step(optimizer, num_applied)
+    for optimizer in optimizers_of(stage):
+        set_step(optimizer, num_applied)
 
 
 def _chunk_state(chunk: GPTModel, kept: Kept) -> ShardedState:
@@ -152,7 +152,7 @@ def _take_shares(stage: Stage, kept: Kept) -> None:
 def _kept_of_pieces(stage: Stage) -> Iterator[tuple[Piece, dict[str, Tensor]]]:
     states = {
         main: optimizer.state[main]
-        for optimizer in _optimizers(stage)
+        for optimizer in optimizers_of(stage)
         for group in optimizer.param_groups
         for main in group["params"]
     }
@@ -163,34 +163,6 @@ def _kept_of_pieces(stage: Stage) -> Iterator[tuple[Piece, dict[str, Tensor]]]:
             if main is not piece.part:
                 kept[MAIN] = main.detach()
             yield piece, kept
-
-
-def _make_moments(stage: Stage) -> None:
-    """What an optimizer makes in its first step, which may not have come or have been skipped."""
-    for optimizer in _optimizers(stage):
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if all(optimizer.state[parameter] for parameter in parameters):
-            continue
-        for parameter in parameters:
-            for kind in MOMENTS:
-                optimizer.state[parameter][kind] = torch.zeros_like(parameter.data)
-        _set_step(optimizer, 0)
-
-
-def _set_step(optimizer: torch.optim.Optimizer, step: int) -> None:
-    """torch's optimizers count for each parameter, fused ones for each group."""
-    for group in optimizer.param_groups:
-        if isinstance(optimizer, torch.optim.Adam):
-            for parameter in group["params"]:
-                optimizer.state[parameter]["step"] = torch.tensor(float(step))
-        else:
-            group["step"] = step
-
-
-def _optimizers(stage: Stage) -> Iterator[torch.optim.Optimizer]:
-    for unit in stage.units.values():
-        for optimizer in unit.optimizer.chained_optimizers:
-            yield optimizer.optimizer
 
 
 def _map_tensors(state: ShardedState, change: Callable[[Tensor], Tensor]) -> ShardedState:

@@ -10,7 +10,7 @@ program; the training step runs its tail.
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -29,9 +29,9 @@ from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.execution.registry import (
     COMMIT_GROUP,
     GroupRegistry,
+    all_neighbours,
     holder_group,
     memberships,
-    neighbours,
     stage_group,
 )
 from megatron_bamboo.execution.step_state import StepState
@@ -41,6 +41,7 @@ from megatron_bamboo.execution.turnstile import Turnstile
 from megatron_bamboo.execution.whereabouts import Whereabouts
 from megatron_bamboo.membership.place import SWITCH
 from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.planner.healing import stages_to_hold
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.schedule.actions import (
     COMPUTE_OPS,
@@ -59,7 +60,10 @@ from megatron_bamboo.script.providers import ForwardStepFunc
 PREPARE_SECONDS = 1.0
 
 # Where a worker can do nothing until another has done its part.
-_AWAITED = RECEIVE_OPS | TAIL_OPS - {Op.STEP}
+_AWAITED = RECEIVE_OPS | TAIL_OPS - {Op.STEP, Op.SEND_STATE}
+# What ends the forward and backward part: not the state that moves, which is sent first, nor what
+# the step before has left to gather.
+_LAST_OPS = TAIL_OPS - GATHER_OPS - {Op.SEND_STATE}
 _LOGGED_AS_DONE = COMPUTE_OPS | SEND_OPS
 # Workers that share layers compute together, and sum what sequence parallelism has split.
 _JOINT = COMPUTE_OPS | {Op.REDUCE}
@@ -72,6 +76,7 @@ class Shapes:
     activation: TensorShape
     tied: TensorShape | None
     refresh: dict[int, TensorShape]  # by stage held
+    state: Callable[[int], TensorShape]  # of a stage held: all of its state, when it moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,7 @@ class Parts:
     registry: GroupRegistry
     ledger: CommitLedger
     events: EventLog
-    shapes: Shapes
+    hold: Callable[[Collection[int]], Shapes]  # hold exactly these stages
     before_action: Callable[[Action, int], None]  # fault injection
     turnstile: Turnstile | None  # where several workers share layers
     wait_seconds: float
@@ -105,6 +110,7 @@ class Executor:
         self._state = StepState(step=0)
         self._stepped = 0  # the last step that was applied here
         self._queue: deque[Action] = deque()
+        self._shapes: Shapes | None = None
         self._taken_over: dict[int, float] = {}  # by stage, when its loss was announced
         self._forward_step_func: ForwardStepFunc | None = None
         self._data: ReplayedIterator | None = None
@@ -123,6 +129,8 @@ class Executor:
             Op.TIE: lambda a: parts.tail.tie(a.stage, view.pipeline, self._state, self._take),
             Op.SEND_REFRESH: self._send_refresh,
             Op.RECV_REFRESH: self._receive_refresh,
+            Op.SEND_STATE: self._send_state,
+            Op.RECV_STATE: self._receive_state,
             Op.COMMIT: self._commit,
             Op.STEP: self._step,
             Op.GATHER: self._gather,
@@ -140,7 +148,9 @@ class Executor:
         self._stepped = step
         if self._view.sharded:
             self._parts.ledger.note_gathered(step)
+        self._parts.ledger.follow(self._plan.epoch)
         self._join(self._plan)
+        self._hold(self._plan)
         try:
             for stage in self._view.in_force.stages_of(self._view.rank):
                 self._parts.registry.get(stage_group(stage))
@@ -181,8 +191,7 @@ class Executor:
         parts, view = self._parts, self._view
         groups = self._memberships(plan)
         parts.registry.add_pairs(plan.epoch, groups)
-        pipeline = plan.pipelines[view.number]
-        parts.transport.connect(neighbours(pipeline, view.node, view.num_chunks, view.tied))
+        parts.transport.connect(all_neighbours(plan, parts.worker, view.num_chunks, view.tied))
         if victims := view.victims(plan):
             with contextlib.suppress(DeadlineExceeded):
                 published = self._published_progress(plan, PREPARE_SECONDS)
@@ -199,7 +208,9 @@ class Executor:
 
     def begin_step(self, step: int, data: Iterator[Any], forward_step: ForwardStepFunc) -> None:
         """Make the program of a step the one to run."""
-        self.follow_plans()
+        plan = self.follow_plans()
+        if plan.change is not None and step > plan.change.step:
+            self._make_change()
         self._state = StepState(step)
         self._data = ReplayedIterator(data)
         self._forward_step_func = forward_step
@@ -263,7 +274,7 @@ class Executor:
         while self._queue:
             self._follow()
             action = self._queue[0]
-            if until_tail and action.op in TAIL_OPS - GATHER_OPS:
+            if until_tail and action.op in _LAST_OPS:
                 return
             self._parts.before_action(action, self._step_of(action))
             start = time.monotonic()
@@ -318,6 +329,9 @@ class Executor:
         start = time.monotonic()
         parts, state, before = self._parts, self._state, self._plan
         parts.ledger.follow(plan.epoch)
+        if before.change is not None and before.change.is_made(plan.decision):
+            self._make_change()
+            before = self._plan
         victims = self._view.victims(plan)
         published = self._published_progress(plan, parts.wait_seconds) if victims else {}
         state.done[:] = self._view.follow(victims, published, state.step, state.done)
@@ -326,6 +340,7 @@ class Executor:
         if plan.decision is not None and parts.ledger.gathered > plan.decision.gathered:
             parts.ledger.note_gathered(plan.decision.gathered)
         assert self._view.in_force.placement == self._view.pipeline.placement()
+        self._hold(plan)
         if self._queue:
             self._queue = deque(self._remaining(hit=bool(victims)))
             # Once it is passed nothing more is summed or sent in a step.
@@ -356,12 +371,14 @@ class Executor:
         if not self._is_in_step():
             return
         if self._is_passed():
-            after = self._view.tail()
+            after = self._view.tail(self._state.step)
             yield from (a for a in after if a.op is Op.STEP or a.op in GATHER_OPS)
             return
+        step = self._state.step
         compute = self._view.remaining(self._state.done) if hit else self._queue
+        yield from self._view.state_sends(step)
         yield from (action for action in compute if action.op not in TAIL_OPS)
-        yield from self._view.tail()
+        yield from self._view.tail(step)
 
     def _open_gathers(self) -> Program:
         """The gather of the last step, where somebody has not completed it."""
@@ -387,11 +404,26 @@ class Executor:
                 published[rank] = progress
         return published
 
-    def _join(self, plan: Plan) -> None:
+    def _make_change(self) -> None:
+        """The step in which state moved is applied: act by what was planned for the next."""
+        self._plan = self._plan.made()
+        self._view.make_change(self._plan)
+        self._join(self._plan, is_changed=True)
+        self._hold(self._plan)
+
+    def _hold(self, plan: Plan) -> None:
+        """Hold the stages that are this worker's under a plan, and those that it will have."""
+        worker, number = self._parts.worker, self._view.number
+        stages = set(stages_to_hold(plan.pipelines[number], worker))
+        if plan.change is not None:
+            stages.update(stages_to_hold(plan.change.pipelines[number], worker))
+        self._shapes = self._parts.hold(stages)
+
+    def _join(self, plan: Plan, is_changed: bool = False) -> None:
         parts, view = self._parts, self._view
-        parts.registry.update(plan.epoch, self._memberships(plan))
-        view.set_pipeline(plan.pipelines[view.number])
-        parts.transport.connect(view.neighbours())
+        parts.registry.update(plan.epoch, self._memberships(plan), is_changed)
+        view.set_plan(plan)
+        parts.transport.connect(all_neighbours(plan, parts.worker, view.num_chunks, view.tied))
 
     def _memberships(self, plan: Plan) -> dict[str, tuple[str, ...]]:
         parts, view = self._parts, self._view
@@ -431,9 +463,8 @@ class Executor:
         self._take(Message(self._state.step, action), sender)
 
     def _send_refresh(self, action: Action) -> None:
-        peer = self._view.pipeline.replicas[action.stage]
-        assert peer is not None
-        self._parts.tail.send_refresh(action.stage, peer, self._state)
+        for peer in self._view.refreshed(action.stage, self._state.step):
+            self._parts.tail.send_refresh(action.stage, peer, self._state)
 
     def _receive_refresh(self, action: Action) -> None:
         peer = self._view.pipeline.stages[action.stage]
@@ -441,6 +472,16 @@ class Executor:
         for mirror in self._view.last_mirrors(action.stage):
             self._take(Message(self._state.step, mirror), peer)
         self._parts.tail.receive_refresh(action.stage, peer, self._state, self._take)
+
+    def _send_state(self, action: Action) -> None:
+        step, ranks = self._state.step, self._view.pipeline.ranks
+        for move in self._view.moves(step):
+            if move.stage == action.stage:
+                self._parts.tail.send_state(action.stage, ranks[move.target], self._state)
+
+    def _receive_state(self, action: Action) -> None:
+        peer = self._view.pipeline.stages[action.stage]
+        self._parts.tail.receive_state(action.stage, peer, self._state, self._take)
 
     def _commit(self, action: Action) -> None:
         self._parts.tail.commit(self._view.pipeline, self._state)
@@ -469,15 +510,18 @@ class Executor:
         step = self._state.step
         self._parts.transport.expect(
             Expected(Message(step, action), sender, self._shape_of(action))
-            for action, sender in self._view.awaited()
+            for action, sender in self._view.awaited(step)
         )
 
     def _shape_of(self, action: Action) -> TensorShape:
-        shapes = self._parts.shapes
+        shapes = self._shapes
+        assert shapes is not None, "start() comes first"
         if action.op is Op.RECV_MIRROR:
             return self._parts.mirrors.shape(action)
         if action.op is Op.RECV_REFRESH:
             return shapes.refresh[action.stage]
+        if action.op is Op.RECV_STATE:
+            return shapes.state(action.stage)
         if action.op is Op.TIE:
             assert shapes.tied is not None
             return shapes.tied

@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 
 from megatron_bamboo.config import Layout
 from megatron_bamboo.execution.epochs import StepProgress
-from megatron_bamboo.execution.registry import neighbours
 from megatron_bamboo.planner.plan import PipelinePlan, Plan
 from megatron_bamboo.schedule.actions import SEND_OPS, Action, Op
 from megatron_bamboo.schedule.costs import Costs
 from megatron_bamboo.schedule.generate import compute_schedule
-from megatron_bamboo.schedule.lower import lower
 from megatron_bamboo.schedule.mirrors import covered_by, mirrored_microbatches
-from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy
+from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.schedule.schedule import Program, Schedule, count_promoted
-from megatron_bamboo.schedule.tail import gather_program, tail_program
+from megatron_bamboo.schedule.steady import steady_schedule
+from megatron_bamboo.schedule.tail import Move, gather_program, state_sends, tail_program
 from megatron_bamboo.schedule.takeover import (
     Progress,
     mirrors_used,
@@ -54,6 +53,7 @@ class _Awaited:
 
     schedule: Schedule
     pipeline: PipelinePlan
+    moves: tuple[Move, ...]
     senders: tuple[tuple[Action, str], ...]
 
 
@@ -72,20 +72,20 @@ class PipelineView:
     ) -> None:
         self.node = node
         self.number = plan.pipeline_of(node)
-        self.pipeline = plan.pipelines[self.number]
-        self.rank = self.pipeline.rank_of(node)
+        self.rank = plan.pipelines[self.number].rank_of(node)
         self.tied = tied and layout.num_stages > 1
         self.num_chunks = layout.num_chunks
         self.sharded = layout.num_shards > 1
-        compute = compute_schedule(layout.num_stages, layout.num_chunks, layout.num_microbatches)
-        # The schedule of whole steps, before the losses below.
-        self._steady = lower(add_redundancy(compute, redundancy, costs, num_mirrors))
-        self.in_force = self._steady
+        self._compute = compute_schedule(
+            layout.num_stages, layout.num_chunks, layout.num_microbatches
+        )
+        self._redundancy = redundancy
+        self._costs = costs
+        self._num_mirrors = num_mirrors
         self.adopted: tuple[Action, ...] = ()
         """The receives of the mirrors from which this worker goes on since the newest plan."""
-        self._losses: list[_Loss] = []  # since the last step began
-        self._awaited: _Awaited | None = None
-        self._foreseen: _Foreseen | None = None
+        self.set_plan(plan)
+        self._begin_anew()
 
     def begin_step(self, step: int) -> Program:
         """The program of a step, tail included.
@@ -101,15 +101,29 @@ class PipelineView:
             self._steady = take_over(self._steady, loss.victim, {})
         self.in_force = hit or self._steady
         self._losses.clear()
-        return (*self.in_force.programs[self.rank], *self.tail())
+        return (*self.state_sends(step), *self.in_force.programs[self.rank], *self.tail(step))
 
-    def tail(self) -> Program:
-        """The tail under the placement in force."""
-        return tail_program(self.in_force, self.rank, self.tied, self.sharded)
+    def tail(self, step: int) -> Program:
+        """The tail of a step under the placement in force."""
+        return tail_program(self.in_force, self.rank, self.tied, self.sharded, self.moves(step))
 
     def gathers(self) -> Program:
         """What is gathered after a step, under the placement in force."""
         return gather_program(self.in_force, self.rank) if self.sharded else ()
+
+    def moves(self, step: int) -> tuple[Move, ...]:
+        """The state that moves within this pipeline in a step."""
+        return self._moves if step == self._moving_step else ()
+
+    def state_sends(self, step: int) -> Program:
+        """What is to be sent first in a step in which state moves."""
+        return state_sends(self.rank, self.moves(step))
+
+    def refreshed(self, stage: int, step: int) -> tuple[str, ...]:
+        """The nodes that need a stage's final gradient: its replica's and its new holders'."""
+        moving = [self.pipeline.ranks[m.target] for m in self.moves(step) if m.stage == stage]
+        replica = self.pipeline.replicas[stage]
+        return tuple(moving if replica is None else [replica, *moving])
 
     def remaining(self, done: Sequence[Action] = ()) -> Program:
         """What takeovers left for this worker, without tail and without what it has done since."""
@@ -120,22 +134,27 @@ class PipelineView:
             if action not in finished and _consumer_of(action) not in finished
         )
 
-    def awaited(self) -> tuple[tuple[Action, str], ...]:
+    def awaited(self, step: int) -> tuple[tuple[Action, str], ...]:
         """The actions left for this worker that take a message from another node, and which node.
 
         From one undisturbed step to the next they are the same.
         """
-        held = self._awaited
-        if held is None or held.schedule is not self.in_force or held.pipeline is not self.pipeline:
-            senders = ((a, self.sender_of(a)) for a in (*self.remaining(), *self.tail()))
+        held, moves = self._awaited, self.moves(step)
+        if (
+            held is None
+            or held.schedule is not self.in_force
+            or held.pipeline is not self.pipeline
+            or held.moves != moves
+        ):
+            senders = ((a, self.sender_of(a)) for a in (*self.remaining(), *self.tail(step)))
             others = tuple((action, node) for action, node in senders if node != self.node)
-            held = self._awaited = _Awaited(self.in_force, self.pipeline, others)
+            held = self._awaited = _Awaited(self.in_force, self.pipeline, moves, others)
         return held.senders
 
     def victims(self, plan: Plan) -> tuple[int, ...]:
-        """The ranks of this pipeline that a plan says are lost."""
-        ranks = self.pipeline.ranks
-        return tuple(sorted(ranks.index(node) for node in plan.lost if node in ranks))
+        """The ranks of this pipeline that a plan says are lost, and that ran some stage."""
+        rank_of = self.pipeline.ranks.index
+        return tuple(sorted(rank_of(node) for node in plan.lost if node in self.pipeline.stages))
 
     def survivors(self, plan: Plan) -> tuple[int, ...]:
         """The live ranks of this pipeline under a plan, this worker's included."""
@@ -188,6 +207,8 @@ class PipelineView:
     def last_mirrors(self, stage: int) -> tuple[Action, ...]:
         """Of each chunk of a stage the receive of the last mirror in a step, if there are any."""
         schedule = self.in_force
+        if schedule.replicas[stage] != self.rank:  # it comes here in this step only
+            return ()
         ends = mirrored_microbatches(schedule.num_microbatches, schedule.num_mirrors)[-1:]
         chunks = range(self.num_chunks)
         return tuple(Action(stage, c, Op.RECV_MIRROR, end) for c in chunks for end in ends)
@@ -201,13 +222,39 @@ class PipelineView:
             return ahead.remaining
         return take_over(schedule, victim, known)
 
-    def neighbours(self) -> frozenset[str]:
-        """The nodes that this one exchanges messages with."""
-        return neighbours(self.pipeline, self.node, self.num_chunks, self.tied)
+    def set_plan(self, plan: Plan) -> None:
+        """Who holds what from now on, and what moves in which step."""
+        self.pipeline = plan.pipelines[self.number]
+        self._moving_step, self._moves = 0, ()
+        if plan.change is not None:
+            rank_of = self.pipeline.rank_of
+            self._moving_step = plan.change.step
+            self._moves = tuple(
+                Move(t.stage, rank_of(t.source), rank_of(t.target))
+                for t in plan.change.transfers
+                if t.pipeline == self.number
+            )
 
-    def set_pipeline(self, pipeline: PipelinePlan) -> None:
-        """Who holds what from now on."""
-        self.pipeline = pipeline
+    def make_change(self, plan: Plan) -> None:
+        """Begin whole steps under a plan whose change is made."""
+        self.set_plan(plan)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        pipeline = self.pipeline
+        # The schedule of whole steps, before the losses below.
+        self._steady = steady_schedule(
+            self._compute,
+            pipeline.placement(),
+            pipeline.replica_ranks(),
+            self._redundancy,
+            self._costs,
+            self._num_mirrors,
+        )
+        self.in_force = self._steady
+        self._losses: list[_Loss] = []  # since the last step began
+        self._awaited: _Awaited | None = None
+        self._foreseen: _Foreseen | None = None
 
     def runs_last_stage(self) -> bool:
         """Whether the model's end is computed here."""
@@ -218,7 +265,7 @@ class PipelineView:
         match action.op:
             case Op.RECV_F | Op.RECV_B:
                 return self.pipeline.stages[self.in_force.send_of(action).stage]
-            case Op.RECV_MIRROR | Op.RECV_REFRESH:
+            case Op.RECV_MIRROR | Op.RECV_REFRESH | Op.RECV_STATE:
                 return self.pipeline.stages[action.stage]
             case Op.TIE:
                 return self.pipeline.stages[len(self.pipeline.stages) - 1 - action.stage]

@@ -1,10 +1,10 @@
 """Which groups this worker is in, from the plan, and the groups themselves, made when first used.
 
 A group's members follow from the plan, so every member computes the same list. The key of its
-rendezvous is the epoch since which the list is in force. A pair that no loss has touched keeps its
-connections, also when its members first use it in different epochs. Collective groups are made
-anew in every epoch: who waits in one may be asked to send something again first, and those who
-wait for that may be the ones that it waits for.
+rendezvous is the moment since which the list is in force: an epoch, before or after its planned
+change. A pair that no loss has touched keeps its connections, also when its members first use it in
+different epochs. Collective groups are made anew in every epoch: who waits in one may be asked to
+send something again first, and those who wait for that may be the ones that it waits for.
 """
 
 import threading
@@ -24,10 +24,17 @@ COMMIT_GROUP = "commit"
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A group's members in rank order, and the epoch since which they are its members."""
+    """A group's members in rank order, and since when they are its members."""
 
     members: tuple[str, ...]
-    since: int
+    epoch: int
+    is_changed: bool = False
+    """Whether they are its members since the epoch's planned change only."""
+
+    @property
+    def since(self) -> str:
+        """Since when, as a part of a key."""
+        return f"{self.epoch}/changed" if self.is_changed else str(self.epoch)
 
 
 def stage_group(stage: int) -> str:
@@ -84,7 +91,7 @@ def memberships(
             groups[stage_group(stage)] = tuple(pipe.stages[stage] for pipe in plan.pipelines)
     if sharded:
         groups |= _holder_groups(plan, worker)
-    for peer in neighbours(pipeline, worker, num_chunks, tied):
+    for peer in all_neighbours(plan, worker, num_chunks, tied):
         groups[pair_group(worker, peer)] = tuple(sorted((worker, peer)))
     return {name: members for name, members in groups.items() if len(members) > 1}
 
@@ -98,6 +105,17 @@ def _holder_groups(plan: Plan, worker: str) -> dict[str, tuple[str, ...]]:
         if worker in members:
             groups[holder_group(stage)] = members
     return groups
+
+
+def all_neighbours(plan: Plan, worker: str, num_chunks: int, tied: bool) -> frozenset[str]:
+    """Whom a worker exchanges messages with under a plan, before and after its change."""
+    number, change = plan.pipeline_of(worker), plan.change
+    near = neighbours(plan.pipelines[number], worker, num_chunks, tied)
+    if change is None:
+        return near
+    ends = [{t.source, t.target} for t in change.transfers if worker in (t.source, t.target)]
+    later = neighbours(change.pipelines[number], worker, num_chunks, tied)
+    return (near | later | frozenset().union(*ends)) - {worker}
 
 
 class _Formation:
@@ -164,17 +182,22 @@ class GroupRegistry:
         self._lost: set[str] = set()
         self._left_epoch = -1
 
-    def update(self, epoch: int, groups: dict[str, tuple[str, ...]]) -> None:
-        """Follow a plan; pairs that have not changed stay as they are."""
+    def update(
+        self, epoch: int, groups: dict[str, tuple[str, ...]], is_changed: bool = False
+    ) -> None:
+        """Follow a plan, or its change.
+
+        Pairs stay as long as both live: another plan may need them again.
+        """
         with self._lock:
             kept = {
                 name: before
                 for name, before in self._memberships.items()
-                if _is_pair(name) and before.members == groups.get(name)
+                if _is_pair(name)
+                or (is_changed and before.epoch == epoch and before.members == groups.get(name))
             }
-            self._memberships = {
-                name: kept.get(name, Membership(members, epoch)) for name, members in groups.items()
-            }
+            new = {name: Membership(m, epoch, is_changed) for name, m in groups.items()}
+            self._memberships = new | kept
             self._drop(lambda name, _members: name not in kept)
 
     def add_pairs(self, epoch: int, groups: dict[str, tuple[str, ...]]) -> None:
@@ -245,7 +268,7 @@ class GroupRegistry:
                 del self._groups[name]
 
     def _is_over(self, name: str, membership: Membership) -> bool:
-        left = not _is_pair(name) and membership.since <= self._left_epoch
+        left = not _is_pair(name) and membership.epoch <= self._left_epoch
         return left or bool(self._lost & set(membership.members))
 
     def _refuse_over(self, name: str, membership: Membership) -> None:

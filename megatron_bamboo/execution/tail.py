@@ -24,6 +24,8 @@ from megatron_bamboo.execution.registry import (
 )
 from megatron_bamboo.execution.step_state import StepState
 from megatron_bamboo.execution.transport import Transport
+from megatron_bamboo.model.moving import Counters, pack, unpack
+from megatron_bamboo.model.optimizer_state import optimizers_of, set_step
 from megatron_bamboo.model.precision import LossScale
 from megatron_bamboo.model.stage import Stage
 from megatron_bamboo.planner.plan import PipelinePlan
@@ -118,6 +120,29 @@ class Tail:
         """Take a primary's final gradient for the replica held here."""
         message = Message(state.step, Action(stage_number, None, Op.RECV_REFRESH, None))
         self._stages[stage_number].set_stepped_gradient(receive(message, peer))
+
+    def send_state(self, stage_number: int, peer: str, state: StepState) -> None:
+        """Send all of a stage's state, as it is before this step, to a new holder."""
+        message = Message(state.step, Action(stage_number, None, Op.RECV_STATE, None))
+        counters = Counters(self._scheduler.num_steps, self._loss_scale.state())
+        self._send_once(peer, message, pack(self._stages[stage_number], counters), state)
+
+    def receive_state(
+        self, stage_number: int, peer: str, state: StepState, receive: Receive
+    ) -> None:
+        """Put a stage's state, as it is before this step, in place.
+
+        Raises:
+            ValueError: it is not what was sent. This worker must end: nobody knows what it holds.
+        """
+        message = Message(state.step, Action(stage_number, None, Op.RECV_STATE, None))
+        stage = self._stages[stage_number]
+        counters = unpack(stage, receive(message, peer))
+        for optimizer in optimizers_of(stage):
+            set_step(optimizer, counters.num_samples // self._batch_size)
+        self._loss_scale.load(counters.loss_scale)
+        self._scheduler.num_steps = counters.num_samples
+        self._scheduler.step(0)
 
     def commit(self, pipeline: PipelinePlan, state: StepState) -> None:
         """Agree with all live workers that the step is applied, and learn the commit vector."""

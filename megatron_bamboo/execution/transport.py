@@ -29,8 +29,10 @@ from megatron_bamboo.schedule.schedule import MAX_CHUNKS, MAX_MICROBATCHES, MAX_
 
 # A tag has 31 bits and must tell apart all messages that can be under way on one channel. Two
 # steps next to each other can overlap, more cannot, since a commit lies between them.
-_STEPS_TOLD_APART = 3
-_KINDS = (Op.RECV_F, Op.RECV_B, Op.RECV_MIRROR, Op.TIE, Op.RECV_REFRESH)
+_STEPS_TOLD_APART = 4
+_KINDS = (Op.RECV_F, Op.RECV_B, Op.RECV_MIRROR)
+# These have neither chunk nor microbatch: one kind of tag, told apart where others have those.
+_TAIL_KINDS = (Op.TIE, Op.RECV_REFRESH, Op.RECV_STATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,13 @@ class Expected:
 def tag_of(message: Message) -> int:
     """The number that identifies a message on its channel; below 2**31."""
     receive = message.receive
-    chunk, microbatch = receive.chunk or 0, receive.microbatch or 0
+    chunk, microbatch, kind = receive.chunk or 0, receive.microbatch or 0, len(_KINDS)
+    if receive.op in _TAIL_KINDS:
+        microbatch = _TAIL_KINDS.index(receive.op)
+    else:
+        kind = _KINDS.index(receive.op)
     assert receive.stage < MAX_STAGES and chunk < MAX_CHUNKS and microbatch < MAX_MICROBATCHES
-    tag = message.step % _STEPS_TOLD_APART * len(_KINDS) + _KINDS.index(receive.op)
+    tag = message.step % _STEPS_TOLD_APART * (len(_KINDS) + 1) + kind
     return ((tag * MAX_STAGES + receive.stage) * MAX_CHUNKS + chunk) * MAX_MICROBATCHES + microbatch
 
 

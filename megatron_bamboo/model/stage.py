@@ -238,10 +238,9 @@ def build_scheduler(
     stages: Mapping[int, Stage], options: OptimizerOptions, train_iters: int, batch: int
 ) -> OptimizerParamScheduler:
     """Megatron's learning-rate scheduler over all units that a worker holds; it counts samples."""
-    optimizers = [unit.optimizer for stage in stages.values() for unit in stage.units.values()]
     decay_iters = options.lr_decay_iters or train_iters
     return OptimizerParamScheduler(
-        ChainedOptimizer([inner for outer in optimizers for inner in outer.chained_optimizers]),
+        _all_optimizers(stages),
         init_lr=options.lr_warmup_init,
         max_lr=options.lr,
         min_lr=options.min_lr,
@@ -253,6 +252,17 @@ def build_scheduler(
         wd_incr_steps=train_iters * batch,
         wd_incr_style="constant",
     )
+
+
+def follow_stages(scheduler: OptimizerParamScheduler, stages: Mapping[int, Stage]) -> None:
+    """Let a scheduler set the learning rates of other stages than those that it was made for."""
+    scheduler.optimizer = _all_optimizers(stages)
+    scheduler.step(0)
+
+
+def _all_optimizers(stages: Mapping[int, Stage]) -> ChainedOptimizer:
+    optimizers = [unit.optimizer for stage in stages.values() for unit in stage.units.values()]
+    return ChainedOptimizer([inner for outer in optimizers for inner in outer.chained_optimizers])
 
 
 def _make_units(

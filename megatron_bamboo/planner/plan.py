@@ -50,6 +50,36 @@ class PipelinePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """The state of one stage, which its primary sends to a node that holds it from then on."""
+
+    pipeline: int
+    stage: int
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What moves during one step, and who runs and holds what once its commit has passed.
+
+    State moves by making its new holder a replica first: between two steps it does not change, so
+    a whole step long it can be sent, and the new holder takes part in that step's refresh and
+    commit. A passed commit therefore proves that every new holder is in sync.
+    """
+
+    step: int
+    transfers: tuple[Transfer, ...]
+    pipelines: tuple[PipelinePlan, ...]
+
+    def is_made(self, decision: StepDecision | None) -> bool:
+        """Whether a decision about the newest step says that this change's step was applied."""
+        if decision is None:
+            return False
+        return decision.step > self.step or (decision.step == self.step and decision.applied)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Who runs and holds what from ``epoch`` on, and why it came to this."""
 
@@ -60,13 +90,36 @@ class Plan:
     """The nodes lost in the change to this epoch, not those lost before."""
     decision: StepDecision | None
     reason: str
+    change: Change | None = None
+    """A planned change, in a step of this epoch; None too once it is made."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The live nodes, pipeline by pipeline in rank order; each runs at least one stage."""
+        """The live nodes, pipeline by pipeline in rank order; each runs a stage, or will."""
+        joining = set() if self.change is None else {t.target for t in self.change.transfers}
         return tuple(
-            node for pipe in self.pipelines for node in pipe.ranks if node in set(pipe.stages)
+            node
+            for pipe in self.pipelines
+            for node in pipe.ranks
+            if node in pipe.stages or node in joining
         )
+
+    @property
+    def reporter(self) -> str:
+        """The node whose word about a step is the first to be written."""
+        pipeline = self.pipelines[0]
+        return next(node for node in pipeline.ranks if node in pipeline.stages)
+
+    def made(self) -> "Plan":
+        """The plan once its change's step has passed."""
+        assert self.change is not None, f"epoch {self.epoch} changes nothing"
+        return replace(self, pipelines=self.change.pipelines, change=None)
+
+    def after(self, decision: StepDecision | None) -> "Plan":
+        """What has become of this plan's change by the end of the epoch: made, or nothing."""
+        if self.change is None:
+            return self
+        return self.made() if self.change.is_made(decision) else replace(self, change=None)
 
     def pipeline_of(self, node: str) -> int:
         """The pipeline that a node belongs to, dead or alive."""
@@ -82,15 +135,27 @@ class Plan:
         def name(node: str) -> str:
             return worker_name(node, tensor_rank, tensor_size)
 
-        pipelines = tuple(
-            PipelinePlan(
+        def named(pipe: PipelinePlan) -> PipelinePlan:
+            return PipelinePlan(
                 stages=tuple(map(name, pipe.stages)),
                 replicas=tuple(None if n is None else name(n) for n in pipe.replicas),
                 ranks=tuple(map(name, pipe.ranks)),
             )
-            for pipe in self.pipelines
+
+        change = self.change
+        if change is not None:
+            moves = (
+                replace(t, source=name(t.source), target=name(t.target)) for t in change.transfers
+            )
+            change = replace(
+                change, transfers=tuple(moves), pipelines=tuple(map(named, change.pipelines))
+            )
+        return replace(
+            self,
+            pipelines=tuple(map(named, self.pipelines)),
+            lost=tuple(map(name, self.lost)),
+            change=change,
         )
-        return replace(self, pipelines=pipelines, lost=tuple(map(name, self.lost)))
 
     def to_json(self) -> str:
         """The value of ``plan/<epoch>``."""
@@ -101,12 +166,14 @@ class Plan:
         """The plan that ``to_json`` wrote."""
         values: dict[str, Any] = json.loads(text)
         decision = values.pop("decision")
+        change = values.pop("change")
         return cls(
             epoch=int(values.pop("epoch")),
             pipelines=tuple(_pipeline(fields) for fields in values.pop("pipelines")),
             microbatches=tuple(values.pop("microbatches")),
             lost=tuple(values.pop("lost")),
             decision=None if decision is None else StepDecision.from_fields(decision),
+            change=None if change is None else _change(change),
             **values,
         )
 
@@ -131,9 +198,14 @@ def initial_plan(
 
 
 def plan_after_loss(plan: Plan, lost: Set[str], decision: StepDecision | None) -> Plan:
-    """The next epoch's plan: each lost node's stages run where their replicas are."""
+    """The next epoch's plan: each lost node's stages run where their replicas are.
+
+    What moves in a step that is not applied goes on moving between those who live: whoever waits
+    for it gets it. A standby that can no longer join is lost, too.
+    """
+    before = plan.after(decision)
     pipelines, moves = [], []
-    for number, pipeline in enumerate(plan.pipelines):
+    for number, pipeline in enumerate(before.pipelines):
         taken = [
             _taker(number, stage, pipeline, lost) if node in lost else node
             for stage, node in enumerate(pipeline.stages)
@@ -148,14 +220,48 @@ def plan_after_loss(plan: Plan, lost: Set[str], decision: StepDecision | None) -
             for stage, holder in enumerate(pipeline.replicas)
         ]
         pipelines.append(replace(pipeline, stages=tuple(taken), replicas=tuple(replicas)))
-    return Plan(
+    after = replace(
+        before,
         epoch=plan.epoch + 1,
         pipelines=tuple(pipelines),
-        microbatches=plan.microbatches,
-        lost=tuple(sorted(lost)),
         decision=decision,
         reason="; ".join(moves) or "no stage was lost",
     )
+    if plan.change is not None and decision is not None and not plan.change.is_made(decision):
+        after = replace(after, change=_what_is_left(plan.change, after.pipelines, lost))
+    return replace(after, lost=tuple(sorted(lost | set(plan.nodes) - set(after.nodes))))
+
+
+def _what_is_left(
+    change: Change, pipelines: Sequence[PipelinePlan], lost: Set[str]
+) -> Change | None:
+    """A change without what was to come from or go to lost nodes; None if it is nothing then."""
+    alive = [
+        transfer
+        for transfer in change.transfers
+        if pipelines[transfer.pipeline].stages[transfer.stage] == transfer.source
+        and transfer.target not in lost
+    ]
+    # A standby joins with a stage of its own to run, or not at all.
+    running = {node for pipeline in pipelines for node in pipeline.stages}
+    running |= {t.target for t in alive if change.pipelines[t.pipeline].stages[t.stage] == t.target}
+    kept = tuple(transfer for transfer in alive if transfer.target in running)
+    if not kept:
+        return None
+    after = [(list(pipeline.stages), list(pipeline.replicas)) for pipeline in pipelines]
+    for transfer in kept:
+        stages, replicas = after[transfer.pipeline]
+        wanted = change.pipelines[transfer.pipeline].stages[transfer.stage]
+        if wanted == transfer.target:
+            stages[transfer.stage] = transfer.target
+            replicas[transfer.stage] = transfer.source
+        else:
+            replicas[transfer.stage] = transfer.target
+    arranged = tuple(
+        replace(pipeline, stages=tuple(stages), replicas=tuple(replicas))
+        for pipeline, (stages, replicas) in zip(pipelines, after, strict=True)
+    )
+    return Change(change.step, kept, arranged)
 
 
 def _initial_pipeline(nodes: tuple[str, ...], redundancy: str) -> PipelinePlan:
@@ -172,6 +278,14 @@ def _taker(number: int, stage: int, pipeline: PipelinePlan, lost: Set[str]) -> s
     if holder in lost:
         raise NoHolder(number, stage, [pipeline.stages[stage], holder])
     return holder
+
+
+def _change(values: Mapping[str, Any]) -> Change:
+    return Change(
+        step=int(values["step"]),
+        transfers=tuple(Transfer(**fields) for fields in values["transfers"]),
+        pipelines=tuple(map(_pipeline, values["pipelines"])),
+    )
 
 
 def _pipeline(values: Mapping[str, Any]) -> PipelinePlan:

@@ -46,6 +46,11 @@ class Op(StrEnum):
     SEND_REFRESH = "SEND_REFRESH"
     # Waits for the final gradient of a stage whose replica this worker holds (SEND_REFRESH).
     RECV_REFRESH = "RECV_REFRESH"
+    # Sends a stage's state to the workers that will hold it from the next step on; they run
+    # RECV_STATE. It is the only one of these that comes first in a step.
+    SEND_STATE = "SEND_STATE"
+    # Waits for the state of a stage that this worker will hold (SEND_STATE), and puts it in place.
+    RECV_STATE = "RECV_STATE"
     # Agrees with all live workers that the step is applied; its stage is the worker's rank.
     COMMIT = "COMMIT"
     # Applies the step to all that the worker holds, purely locally; its stage is the rank.

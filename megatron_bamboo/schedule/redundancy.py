@@ -2,10 +2,12 @@
 
 The shadow of a stage is the rank before it in the ring, since it has the stage's input: its own
 output (Bamboo, section 4), for the first stage's later chunks that of the last stage. The input of
-the first stage's first chunk is data, which the last rank can read too.
+the first stage's first chunk is data, which the last rank can read too. A rank that has taken over
+stages shadows the one after its last; of what it has taken over, the nearest rank before it holds
+the replica, and runs its forwards only after another loss, since their input is elsewhere.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
@@ -24,9 +26,17 @@ class Redundancy(StrEnum):
     EAGER = "eager"  # replicas, each forward of which runs as soon as its input is there
 
 
-def shadow_of(stage: int, num_stages: int) -> int:
-    """The rank that holds the replica of a stage."""
-    return (stage - 1) % num_stages
+def shadows_of(placement: Sequence[int]) -> tuple[int | None, ...]:
+    """By stage the rank that should hold its replica: the nearest before it on another rank.
+
+    None where one rank runs all stages.
+    """
+    size = len(placement)
+    before = ([placement[(s - back) % size] for back in range(1, size)] for s in range(size))
+    return tuple(
+        next((rank for rank in ranks if rank != placement[stage]), None)
+        for stage, ranks in enumerate(before)
+    )
 
 
 def add_redundancy(
@@ -49,13 +59,24 @@ def add_redundancy(
                 "eager redundancy"
             )
         return schedule
-    replicas = _replicas(schedule.num_stages, mode)
-    protected = replace(schedule, replicas=replicas, num_mirrors=num_mirrors)
+    if schedule.num_stages < 2:
+        raise ValueError(
+            f"{mode} redundancy needs at least 2 stages, since a stage's replica is on another "
+            "stage's node: use more stages or no redundancy"
+        )
+    replicas = shadows_of(schedule.placement)
+    return add_forwards(replace(schedule, replicas=replicas, num_mirrors=num_mirrors), mode, costs)
+
+
+def add_forwards(protected: Schedule, mode: Redundancy, costs: Costs = EQUAL_COSTS) -> Schedule:
+    """The redundant forwards of the replicas that a schedule has; arguments as above."""
     match mode:
+        case Redundancy.NONE:
+            return protected
         case Redundancy.LAZY:
             return protected
         case Redundancy.BUBBLE:
-            costs.check_shape(schedule.num_stages, schedule.num_chunks)
+            costs.check_shape(protected.num_stages, protected.num_chunks)
             return place_in_gaps(protected, costs)
         case Redundancy.EAGER:
             return _place_eagerly(protected)
@@ -75,15 +96,6 @@ def redundant_forwards(
         tuple(action for action in every if action in running),
         tuple(action for action in every if action not in running),
     )
-
-
-def _replicas(num_stages: int, mode: Redundancy) -> tuple[int, ...]:
-    if num_stages < 2:
-        raise ValueError(
-            f"{mode} redundancy needs at least 2 stages, since a stage's replica is on another "
-            "stage's node: use more stages or no redundancy"
-        )
-    return tuple(shadow_of(stage, num_stages) for stage in range(num_stages))
 
 
 def _place_eagerly(schedule: Schedule) -> Schedule:
@@ -107,5 +119,6 @@ def _forwards_enabled_by(schedule: Schedule, rank: int, forward: Action) -> Iter
     if fed is not None and schedule.replicas[fed.stage] == rank:
         yield fed
     # Data could be read at any time; with the forward of the same microbatch, as the others.
-    if forward.chunk == 0 and schedule.replicas[0] == rank:
+    is_first = (forward.stage, forward.chunk) == (min(schedule.stages_of(rank)), 0)
+    if is_first and schedule.replicas[0] == rank:
         yield Action(0, 0, Op.RF, forward.microbatch)

@@ -5,10 +5,20 @@ sends of a worker come before its waits, and all workers gather in one order of 
 the tail cannot deadlock.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.schedule import Program, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The state of a stage goes from the rank that runs it to one that will hold it."""
+
+    stage: int
+    source: int
+    target: int
 
 
 def add_tail(schedule: Schedule, tied: bool, sharded: bool = False) -> Schedule:
@@ -26,16 +36,35 @@ def add_tail(schedule: Schedule, tied: bool, sharded: bool = False) -> Schedule:
     return replace(schedule, programs=tuple(programs))
 
 
-def tail_program(schedule: Schedule, rank: int, tie: bool, sharded: bool = False) -> Program:
-    """The tail of one rank."""
+def tail_program(
+    schedule: Schedule,
+    rank: int,
+    tie: bool,
+    sharded: bool = False,
+    moves: Sequence[Move] = (),
+) -> Program:
+    """The tail of one rank.
+
+    Where state moves in this step, its new holders get the final gradients as replicas do.
+    """
     stages = schedule.stages_of(rank)
+    joining = [move.stage for move in moves if move.target == rank]
+    refreshed = {s for s in stages if schedule.replicas[s] is not None}
+    refreshed |= {move.stage for move in moves} & set(stages)
     reduces = [_tail(stage, Op.REDUCE) for stage in stages]
-    sends = [_tail(s, Op.SEND_REFRESH) for s in stages if schedule.replicas[s] is not None]
-    receives = [_tail(stage, Op.RECV_REFRESH) for stage in schedule.replicas_of(rank)]
+    sends = [_tail(stage, Op.SEND_REFRESH) for stage in sorted(refreshed)]
+    states = [_tail(stage, Op.RECV_STATE) for stage in joining]
+    receives = [_tail(s, Op.RECV_REFRESH) for s in (*schedule.replicas_of(rank), *joining)]
     ties = _tie_actions(schedule, rank) if tie else []
     end = [_tail(rank, Op.COMMIT), _tail(rank, Op.STEP)]
     gathers = gather_program(schedule, rank) if sharded else ()
-    return (*reduces, *ties, *sends, *receives, *end, *gathers)
+    return (*reduces, *ties, *sends, *states, *receives, *end, *gathers)
+
+
+def state_sends(rank: int, moves: Sequence[Move]) -> Program:
+    """What a rank sends first in a step in which state moves, so that it goes in the background."""
+    stages = {move.stage for move in moves if move.source == rank}
+    return tuple(_tail(stage, Op.SEND_STATE) for stage in sorted(stages))
 
 
 def gather_program(schedule: Schedule, rank: int) -> Program:

@@ -215,7 +215,7 @@ def test_a_loss_while_a_loss_is_decided(launch: Launch, way: str, epochs: list[i
     script = ("--pipelines", "2", "--misbehave", f"node5:{way}")
     launch.start(6, *script, options=options).wait(0)
     assert launch.iterations() == [1, 2, 3, 4]
-    assert [plan["epoch"] for plan in launch.events("plan")][1:] == epochs
+    assert [plan["epoch"] for plan in launch.events("plan") if plan["lost"]] == epochs
     assert "node0 takes over stage 1 of pipeline 0" in launch.out
     assert "node4 takes over stage 2 of pipeline 1" in launch.out
 

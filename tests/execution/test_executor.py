@@ -137,7 +137,9 @@ class Bench:
             registry=nothing,
             ledger=self.ledger,
             events=self.events,
-            shapes=Shapes(SHAPE, SHAPE, {0: SHAPE, 2: SHAPE}),
+            hold=lambda stages: Shapes(
+                SHAPE, SHAPE, dict.fromkeys(stages, SHAPE), lambda stage: SHAPE
+            ),
             before_action=lambda action, step: None,
             turnstile=None,
             wait_seconds=1.0,

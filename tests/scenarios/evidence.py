@@ -3,9 +3,8 @@
 Every check returns complaints, so that the tests and the sweep say the same about a run.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from forked_jobs import FinishedJob, last_words
@@ -15,6 +14,8 @@ from work_done import work_complaints
 from megatron_bamboo.membership.workers import node_of, workers_of
 from megatron_bamboo.observe.compare import compare_runs, format_comparison
 
+# A step passes, the next one is under way when that is said, in the one after it state moves.
+STEPS_TO_HEAL = 4
 # Everything that a run may leave. A checkpoint folder is not among it.
 JOB_FOLDER = {"job.json", "losses.jsonl", "events", "logs", "state"}
 
@@ -26,6 +27,14 @@ class Expected:
     shape: Shape
     redundancy: str
     victims: Sequence[str]
+    joined: Mapping[str, str] = field(default_factory=dict)
+    """By standby the victim whose place it took."""
+
+    def place(self, node: str) -> tuple[int, int]:
+        """The pipeline of a node, and the stage that it began with."""
+        while node in self.joined:
+            node = self.joined[node]
+        return self.shape.place(node)
 
 
 def complaints(job: FinishedJob, expected: Expected, undisturbed: Path) -> list[str]:
@@ -69,7 +78,7 @@ def _processes(job: FinishedJob, expected: Expected) -> Iterator[str]:
         yield f"left behind: {job.result.left_behind}"
     notes = job.identities()
     workers = {(e["worker"], e["pid"]) for e in job.events("worker_started") if "agent" in e}
-    nodes = [f"node{number}" for number in range(expected.shape.num_nodes)]
+    nodes = [f"node{number}" for number in range(expected.shape.num_nodes)] + [*expected.joined]
     for node in workers_of(nodes, expected.shape.tensor_size):
         own = {
             event: [(e["pid"], e["start_ticks"]) for e in notes
@@ -87,7 +96,7 @@ def _takeovers(job: FinishedJob, expected: Expected) -> Iterator[str]:
     """Each victim's stage is taken over once, by its predecessor in the ring."""
     wanted = []
     for victim in expected.victims:
-        pipeline, stage = expected.shape.place(victim)
+        pipeline, stage = expected.place(victim)
         shadow = expected.shape.node(pipeline, (stage - 1) % expected.shape.num_stages)
         wanted.append((victim, shadow, pipeline, stage))
     found = [
@@ -100,14 +109,32 @@ def _takeovers(job: FinishedJob, expected: Expected) -> Iterator[str]:
 
 
 def _state_files(job: FinishedJob, expected: Expected) -> Iterator[str]:
-    """Every live holder has written what it holds: a loss costs one stage its replica twice."""
-    shape, copies = expected.shape, 1 if expected.redundancy == "none" else 2
-    wanted = (copies * shape.num_nodes - 2 * len(expected.victims)) * shape.tensor_size
-    primaries = shape.num_nodes * shape.tensor_size
-    names = sorted(path.name for path in (job.job_dir / "state").iterdir())
-    by_role = Counter(name.rpartition("-")[2] for name in names)
-    if len(names) != wanted or by_role["primary.safetensors"] != primaries:
-        yield f"state files {names}, not {wanted} with {primaries} primaries"
+    """Every live holder has written what it holds, as the last plan has it."""
+    (end,) = job.events("finished_job")
+    size, nodes = expected.shape.tensor_size, expected.shape.num_nodes
+    roles = {"primary": "stages", "replica": "replicas"}
+    wanted = sorted(
+        f"{worker}-stage{stage}-{role}.safetensors"
+        for pipeline in end["pipelines"]
+        for role, field in roles.items()
+        for stage, node in enumerate(pipeline[field])
+        if node is not None
+        for worker in workers_of([node], size)
+    )
+    found = sorted(path.name for path in (job.job_dir / "state").iterdir())
+    if found != wanted:
+        yield f"state files {found}, not {wanted}"
+    protected = sum(name.endswith("-replica.safetensors") for name in found)
+    unprotected = (nodes if expected.redundancy != "none" else 0) - protected // size
+    if not 0 <= unprotected <= (2 * len(expected.victims) if _too_late(job, expected) else 0):
+        yield f"{unprotected} stages were left with one holder"
+
+
+def _too_late(job: FinishedJob, expected: Expected) -> bool:
+    """Whether the last loss came when no step was left to heal in, or left a node alone."""
+    lost_in = [e["step"] for e in job.events("takeover")]
+    left = expected.shape.num_stages - len(expected.victims)
+    return bool(lost_in) and (max(lost_in) > expected.shape.num_steps - STEPS_TO_HEAL or left < 2)
 
 
 def _differences(job: FinishedJob, undisturbed: Path) -> Iterator[str]:

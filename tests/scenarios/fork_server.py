@@ -144,10 +144,11 @@ def _prepare_and_run(request: JobRequest, lines: list[str]) -> Outcome:
     status = os.waitstatus_to_exitcode(os.waitpid(prepared, 0)[1])
     if status != 0:
         return Outcome(Status(status), "refused while preparing")
-    nodes = tuple(f"node{number}" for number in range(request.num_nodes))
+    names = [f"node{n}" for n in range(request.num_nodes + request.num_standbys)]
+    nodes, standbys = tuple(names[: request.num_nodes]), tuple(names[request.num_nodes :])
     injections = tuple(map(Injection.parse, request.injections))
     shape = JobShape.read(request.job_dir)
-    spec = JobSpec(nodes, shape, request.job_dir, injections, DEADLINES)
+    spec = JobSpec(nodes, shape, request.job_dir, injections, DEADLINES, standbys=standbys)
     start_worker = forked_worker(lambda: _work(request))
     if not request.namespaces:
         return run_job(spec, forked_node(start_worker), lines.append)

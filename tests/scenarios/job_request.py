@@ -20,6 +20,7 @@ class JobRequest:
     workers_per_node: int = 1
     namespaces: str = ""
     """Prefix of the network namespaces that nodes and launcher live in; by default none."""
+    num_standbys: int = 0
 
     @property
     def job_dir(self) -> Path:

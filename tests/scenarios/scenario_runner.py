@@ -33,18 +33,27 @@ class ScenarioRunner:
         *injections: str,
         more_flags: Sequence[str] = (),
         namespaces: str = "",
+        num_standbys: int = 0,
     ) -> RunningJob:
         """Start a job."""
         folder = self._folder / f"job{next(self._numbers)}"
         job = request(folder, self._data, shape, redundancy, injections)
         flags = (*job.flags, *more_flags)
-        return self._server.start(replace(job, flags=flags, namespaces=namespaces))
+        more = {"namespaces": namespaces, "num_standbys": num_standbys}
+        return self._server.start(replace(job, flags=flags, **more))
 
     def run(
-        self, shape: Shape, redundancy: str, *injections: str, more_flags: Sequence[str] = ()
+        self,
+        shape: Shape,
+        redundancy: str,
+        *injections: str,
+        more_flags: Sequence[str] = (),
+        num_standbys: int = 0,
     ) -> FinishedJob:
         """Run a job to its end."""
-        return self.start(shape, redundancy, *injections, more_flags=more_flags).finish()
+        return self.start(
+            shape, redundancy, *injections, more_flags=more_flags, num_standbys=num_standbys
+        ).finish()
 
     def undisturbed(self, shape: Shape) -> Path:
         """The job folder of a run without redundancy, in a process tree of its own."""

@@ -117,7 +117,7 @@ def test_work_done_twice_or_not_at_all_is_seen(
         # Of stage 1 the gaps hold 1.0RF0 to 1.1RF1, of stage 0 all but 0.1RF2 and 0.1RF3.
         ("node0:0", without(1, "1.1RF1"), "step 1, tensor rank 0: stage 1, chunk 1, microbatch 1"),
         ("node0:0", renamed(1, "1.0RF2", "1.1RF2"), "tensor rank 0: stage 1, chunk 1"),
-        ("node2:1", added(4, "0.1RF1", "0.1RF2"), "step 4, tensor rank 1: stage 0, chunk 1"),
+        ("node2:1", added(1, "0.1RF1", "0.1RF2"), "step 1, tensor rank 1: stage 0, chunk 1"),
         ("node2:1", without(FATAL_STEP, "0.1RF0"), "step 2, tensor rank 1: stage 0, chunk 1"),
         ("node0:1", without(FATAL_STEP, "1.1B1"), "step 2, tensor rank 1: stage 1, chunk 1"),
         ("node0:1", renamed(3, "0.1B2", "0.0B2"), "tensor rank 1: node0 ran 0.0B2 2 times"),

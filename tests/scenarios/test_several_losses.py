@@ -36,7 +36,7 @@ def test_losses_apart_change_no_bit(scenarios: ScenarioRunner, name: str, redund
             "pipeline 0: stage 1 has no live holder (node0 was its only one)",
         ),
         (
-            ("node3@iter2:0.0F2", "node4@iter4:1.0B0"),
+            ("node3@iter2:0.0F2", "node4@iter3:1.0B0"),
             "pipeline 1: stage 1 has no live holder (node4 was its only one)",
         ),
     ],

@@ -11,6 +11,10 @@ from tiny_gpt import Shape
 
 from megatron_bamboo.membership.workers import node_of, worker_name
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, Action, Op
+from megatron_bamboo.schedule.generate import compute_schedule
+from megatron_bamboo.schedule.redundancy import Redundancy
+from megatron_bamboo.schedule.steady import steady_schedule
+from megatron_bamboo.schedule.takeover import take_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,16 @@ class Moved:
     """By chunk, the last microbatch in the mirror that the shadow went on from."""
 
 
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """How a pipeline was arranged anew by a planned change, from the step after this one on."""
+
+    step: int
+    ranks: tuple[str, ...]
+    stages: tuple[str, ...]
+    replicas: tuple[str | None, ...]
+
+
 # By node, operation, stage, chunk, microbatch.
 Work = Counter[tuple[str, Op, int, int, int]]
 
@@ -38,85 +52,110 @@ def work_complaints(job: FinishedJob, shape: Shape, redundancy: str) -> list[str
     actions, takeovers = job.events("action"), job.events("takeover")
     mirrors = job.events("mirror")
     applied = {(e["epoch"], e["step"]) for e in job.events("decision") if e["applied"]}
+    changes = job.events("changed")
     found = []
     for tensor_rank in range(shape.tensor_size):
         works = _work_by_step(_of_rank(tensor_rank, shape.tensor_size, actions))
         own_mirrors = list(_of_rank(tensor_rank, shape.tensor_size, mirrors))
         own_takeovers = _of_rank(tensor_rank, shape.tensor_size, takeovers)
         moved = _moved_stages(own_takeovers, own_mirrors, applied)
-        steps = range(1, shape.num_steps + 1)
-        for pipeline, step in itertools.product(range(shape.num_pipelines), steps):
-            view = _Step(shape, pipeline, step, redundancy, moved.get(pipeline, []))
-            where = f"pipeline {pipeline}, step {step}"
-            where += f", tensor rank {tensor_rank}" * (shape.tensor_size > 1)
-            work = works.get((pipeline, step), Counter())
-            found += [f"{where}: {text}" for text in view.complaints(work)]
+        for pipeline in range(shape.num_pipelines):
+            view = _Pipeline(shape, pipeline, redundancy)
+            moves, changed = moved.get(pipeline, []), _changes(pipeline, changes)
+            for step in range(1, shape.num_steps + 1):
+                lost_here = [move for move in moves if move.step == step]
+                where = f"pipeline {pipeline}, step {step}"
+                where += f", tensor rank {tensor_rank}" * (shape.tensor_size > 1)
+                work = works.get((pipeline, step), Counter())
+                found += [f"{where}: {text}" for text in view.complaints(work, lost_here)]
+                view.go_on(lost_here, [change for change in changed if change.step == step])
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What one pipeline has to do in one step."""
+class _Pipeline:
+    """What one pipeline has to do, from step to step."""
 
-    shape: Shape
-    pipeline: int
-    step: int
-    redundancy: str
-    moved: list[Moved]
+    def __init__(self, shape: Shape, number: int, redundancy: str) -> None:
+        self._sizes = (shape.num_stages, shape.num_chunks, shape.num_microbatches)
+        self._redundancy = Redundancy(redundancy)
+        self._schedule = shape.schedule(redundancy)
+        self._num_mirrors = self._schedule.num_mirrors
+        self._ranks = [shape.node(number, stage) for stage in range(shape.num_stages)]
 
-    def complaints(self, work: Work) -> Iterator[str]:
+    def go_on(self, moves: Sequence[Moved], changes: Sequence[Changed]) -> None:
+        """What follows from a step's losses and the change made in it."""
+        if changes:
+            self._ranks = list(changes[-1].ranks)
+            compute = compute_schedule(*self._sizes)
+            placement = [self._ranks.index(node) for node in changes[-1].stages]
+            replicas = [None if n is None else self._ranks.index(n) for n in changes[-1].replicas]
+            self._schedule = steady_schedule(
+                compute, placement, replicas, self._redundancy, num_mirrors=self._num_mirrors
+            )
+        for victim in dict.fromkeys(move.victim for move in moves):
+            rank = self._ranks.index(victim)
+            if self._schedule.stages_of(rank):
+                self._schedule = take_over(self._schedule, rank, {})
+
+    def complaints(self, work: Work, moves: Sequence[Moved]) -> Iterator[str]:
         for (node, op, stage, chunk, microbatch), times in work.items():
             if times > 1:
                 yield f"{node} ran {stage}.{chunk}{op}{microbatch} {times} times"
-        sizes = (self.shape.num_stages, self.shape.num_chunks, self.shape.num_microbatches)
-        for stage, chunk, microbatch in itertools.product(*map(range, sizes)):
-            yield from self._complain_about(stage, chunk, microbatch, work)
+        for place in itertools.product(*map(range, self._sizes)):
+            yield from self._complain_about(*place, work, moves)
 
-    def _complain_about(self, stage: int, chunk: int, microbatch: int, work: Work) -> Iterator[str]:
+    def _complain_about(
+        self, stage: int, chunk: int, microbatch: int, work: Work, moves: Sequence[Moved]
+    ) -> Iterator[str]:
         """Lost nodes count for nothing from the step of their loss on: what they alone had is
         to be done again, by the shadow alone."""
+        gone = {move.victim for move in moves}
         ran = {
-            op: {node for node, *what in work if what == [op, stage, chunk, microbatch]}
-            - self._gone()
+            op: {node for node, *what in work if what == [op, stage, chunk, microbatch]} - gone
             for op in COMPUTE_OPS
         }
-        allowed = self._allowed(Action(stage, chunk, Op.RF, microbatch))
-        if (ran[Op.F], ran[Op.B], ran[Op.RF]) not in allowed:
+        action = Action(stage, chunk, Op.RF, microbatch)
+        redundant = self._redundant(action) - gone
+        move = next((move for move in moves if move.stage == stage), None)
+        if (ran[Op.F], ran[Op.B], ran[Op.RF]) not in self._allowed(action, redundant, move):
             what = ", ".join(f"{op} by {sorted(nodes)}" for op, nodes in sorted(ran.items()))
             yield f"stage {stage}, chunk {chunk}, microbatch {microbatch}: {what}"
 
-    def _allowed(self, action: Action) -> list[tuple[set[str], set[str], set[str]]]:
+    def _allowed(
+        self, action: Action, redundant: set[str], move: Moved | None
+    ) -> list[tuple[set[str], set[str], set[str]]]:
         """Who may have run a microbatch's forward, its backward and its redundant forward."""
-        stage, redundant = action.stage, self._redundant(action)
-        move = next((move for move in self.moved if move.stage == stage), None)
-        primary, shadow = self._node(stage), self._node(stage - 1)
-        if move is None or move.step > self.step:
+        if move is None:
+            primary = self._ranks[self._schedule.placement[action.stage]]
             return [({primary}, {primary}, redundant)]
-        if move.step < self.step:
-            return [({shadow}, {shadow}, set())]
         if not move.must_redo:
             return [(set(), set(), redundant)]
         assert action.chunk is not None and action.microbatch is not None
         if action.microbatch <= move.covered.get(action.chunk, -1):
             # By nobody who lives; a redundant forward need not be done any more.
             return [(set(), set(), redundant), (set(), set(), set())]
+        holder = self._schedule.replicas[action.stage]
+        assert holder is not None, f"{action} was taken over without a replica"
+        shadow = self._ranks[holder]
         # A redundant forward that was done is not done again.
         instead = [(set[str](), {shadow}, redundant)] if redundant else []
         return [({shadow}, {shadow}, set()), *instead]
 
     def _redundant(self, action: Action) -> set[str]:
-        """Who is to run a redundant forward: the shadow if it lives and the schedule holds it."""
-        schedule = self.shape.schedule(self.redundancy)
-        rank = schedule.rank_of(action)
-        if rank is None or action not in schedule.programs[rank]:
+        """Who is to run a redundant forward, if the schedule holds it."""
+        rank = self._schedule.replicas[action.stage]
+        if rank is None or action not in self._schedule.programs[rank]:
             return set()
-        return {self._node(rank)} - self._gone()
+        return {self._ranks[rank]}
 
-    def _gone(self) -> set[str]:
-        return {move.victim for move in self.moved if move.step <= self.step}
 
-    def _node(self, stage: int) -> str:
-        return self.shape.node(self.pipeline, stage % self.shape.num_stages)
+def _changes(pipeline: int, events: Iterable[dict[str, Any]]) -> list[Changed]:
+    """What the coordinator said that it had changed."""
+    return [Changed(e["step"], **_as_tuples(e["pipelines"][pipeline])) for e in events]
+
+
+def _as_tuples(fields: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
+    return {name: tuple(values) for name, values in fields.items()}
 
 
 def _of_rank(

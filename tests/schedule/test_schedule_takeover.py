@@ -11,7 +11,7 @@ from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.lower import lower
 from megatron_bamboo.schedule.mirrors import covered_by
-from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy, shadow_of
+from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy, shadows_of
 from megatron_bamboo.schedule.schedule import Schedule
 from megatron_bamboo.schedule.tail import add_tail
 from megatron_bamboo.schedule.takeover import (
@@ -216,7 +216,7 @@ def test_without_progress_it_is_the_schedule_of_the_following_iterations(case: C
     validate(add_tail(degraded, tied=True))
     assert take_over(case.schedule(), case.victim, {case.victim: Progress()}) == degraded
     assert degraded.programs[case.victim] == ()
-    assert degraded.placement[case.victim] == shadow_of(case.victim, case.num_stages)
+    assert degraded.placement[case.victim] == shadows_of(range(case.num_stages))[case.victim]
 
 
 def test_two_stages_end_up_on_one_worker_without_messages() -> None:

@@ -1,0 +1,82 @@
+"""How a worker learns where it belongs: from the first plan, or as a standby when it is called.
+
+A standby is called with the stages that it will hold, builds them while the others train, says
+that it is ready, and joins with the plan that names it.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
+from megatron_bamboo.membership.workers import node_of
+from megatron_bamboo.planner.healing import stages_to_hold
+from megatron_bamboo.planner.plan import Plan
+
+# The coordinator publishes the first plan when all agents are there.
+FIRST_PLAN_SECONDS = 600.0
+_POLL_SECONDS = 2.0
+
+
+def called_key(node: str) -> str:
+    """Where a standby finds the stages that it is to build."""
+    return f"called/{node}"
+
+
+def joined_key(node: str) -> str:
+    """Where a standby finds the epoch whose plan names it."""
+    return f"joined/{node}"
+
+
+class Assignment:
+    """One worker's place in the job.
+
+    Args:
+        read_plan: a published plan as the workers of this tensor rank see it.
+    """
+
+    def __init__(
+        self, client: StoreClient, worker: str, read_plan: Callable[[bytes], Plan]
+    ) -> None:
+        self._client = client
+        self._worker = worker
+        self._read_plan = read_plan
+        client.wait(["plan/0"], FIRST_PLAN_SECONDS)
+        self._plan: Plan | None = self._published(0)
+        self.is_standby = worker not in self._plan.nodes
+        self.pipeline = -1
+        """The number of its pipeline, once ``stages()`` has said it."""
+        if self.is_standby:
+            self._plan = None
+
+    def stages(self) -> tuple[int, ...]:
+        """The stages to build; a standby waits here until it is called."""
+        if self._plan is None:
+            called: dict[str, Any] = json.loads(self._await(called_key(node_of(self._worker))))
+            self.pipeline = called["pipeline"]
+            return tuple(called["stages"])
+        self.pipeline = self._plan.pipeline_of(self._worker)
+        return stages_to_hold(self._plan.pipelines[self.pipeline], self._worker)
+
+    def plan(self) -> Plan:
+        """The plan to begin with; a standby says that it is ready, and waits until it is named."""
+        if self._plan is None:
+            self._client.set(f"ready/{self._worker}", b"1")
+            self._plan = self._published(int(self._await(joined_key(node_of(self._worker)))))
+        return self._plan
+
+    def _published(self, epoch: int) -> Plan:
+        published = self._client.get(f"plan/{epoch}")
+        assert published is not None
+        return self._read_plan(published)
+
+    def _await(self, key: str) -> bytes:
+        """Wait for as long as the job lasts: its end, or that of the store, ends this worker."""
+        while True:
+            try:
+                self._client.wait([key], _POLL_SECONDS)
+            except StoreTimeout:
+                continue
+            value = self._client.get(key)
+            assert value is not None
+            return value
