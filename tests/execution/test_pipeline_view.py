@@ -291,7 +291,7 @@ def test_losses_before_a_step_are_not_in_it() -> None:
 def test_mirrors_come_from_the_primary_of_the_replica_held() -> None:
     view = view_of("node0", num_mirrors=2)
     view.begin_step(STEP)
-    mirrors = [(str(a), node) for a, node in view.awaited() if a.op is Op.RECV_MIRROR]
+    mirrors = [(str(a), node) for a, node in view.awaited(STEP) if a.op is Op.RECV_MIRROR]
     assert mirrors == [("1.0RECV_MIRROR1", "node1"), ("1.0RECV_MIRROR2", "node1")]
     assert [str(a) for a in view.last_mirrors(1)] == ["1.0RECV_MIRROR2"]
     assert view_of("node0").last_mirrors(1) == ()
