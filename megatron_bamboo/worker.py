@@ -41,7 +41,7 @@ from megatron_bamboo.execution.turnstile import Turnstile, share_memory
 from megatron_bamboo.execution.whereabouts import Whereabouts
 from megatron_bamboo.membership.assignment import Assignment
 from megatron_bamboo.membership.decision import StepReport
-from megatron_bamboo.membership.place import FINISH, LOOP, SAVE
+from megatron_bamboo.membership.place import FINISH, LOOP, SAVE, START
 from megatron_bamboo.membership.raised import Raised, tell_raised
 from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.membership.torch_store import BambooStore
@@ -90,7 +90,8 @@ class Worker:
         prepare_process(groups)
         self._recipe = Recipe.of(options, script.model, groups, self._dropout)
         self._loss_scale = self._recipe.loss_scale
-        numbers = self._assignment.stages()
+        with where.at(environment.start_step, START, waits_for="a place"):
+            numbers = self._assignment.stages()
         self._stages = {number: self._build_stage(number) for number in numbers}
         self._scheduler = build_scheduler(
             self._stages, options.optimizer, training.train_iters, layout.global_batch_size
@@ -112,7 +113,8 @@ class Worker:
             self._events,
         )
         self._dataset = open_train_dataset(script.datasets, options, layout)
-        self._plan = self._assignment.plan()
+        with where.at(environment.start_step, START, waits_for="a place"):
+            self._plan = self._assignment.plan()
         self._view = PipelineView(
             node,
             self._plan,

@@ -74,6 +74,7 @@ class Coordinator:
         self._newest_checkpoint: tuple[int, str] | None = None
         self._moved = time.monotonic()
         self._steps_in_epoch = 0
+        self._newest_step = shape.start_step
         table.subscribe("passed/", lambda _, value: self._reports.append(value))
         table.subscribe("saved/", lambda _, value: self._saves.append(value))
         for prefix in ("passed/", "record/", "saved/", "ready/", FAILED_KEY):
@@ -185,6 +186,7 @@ class Coordinator:
             report = StepReport.from_json(text)
             self._moved = time.monotonic()
             self._steps_in_epoch += report.epoch == self._plan.epoch
+            self._newest_step = max(self._newest_step, report.step)
             self._reporter.passed(report)
             self._note_change(report)
             if self._steps_in_epoch == STEPS_TO_FORM_GROUPS:
@@ -232,9 +234,9 @@ class Coordinator:
         """Begin a planned change if it is time for one; whether it was."""
         # What is gathered after a step does not go to new holders yet.
         can_heal = self._shape.redundancy != Redundancy.NONE and self._shape.num_shards == 1
-        if not (can_heal and self._steps_in_epoch) or any(
-            map(self.members.is_done, self._plan.nodes)
-        ):
+        # In the last step there is nothing left to protect.
+        is_ending = self._newest_step + 1 >= self._shape.train_iters
+        if not can_heal or self._steps_in_epoch == 0 or is_ending:
             return False
         standby = self._healer.standby_for(self._plan)
         if not self._healer.is_due(self._plan, standby):
