@@ -10,6 +10,8 @@ SCRIPT = """
 import os, signal, sys
 from megatron_bamboo.agent.process import fork, spawn
 
+# A shell that starts something in the background lets it ignore the signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
 try:
     {start}
