@@ -43,14 +43,16 @@ class EventLog:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """All events of all sources in ``folder``, in the order of the monotonic clock."""
+    """All events of all sources in ``folder`` so far, in the order of the monotonic clock."""
     events = [event for path in sorted(folder.glob("*.jsonl")) for event in _read_file(path)]
     return sorted(events, key=lambda event: float(event["time"]))
 
 
 def _read_file(path: Path) -> list[dict[str, Any]]:
     events = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    # The last line may be one that is being written in this moment.
+    whole, _, _ = path.read_text().rpartition("\n")
+    for number, line in enumerate(whole.splitlines(), start=1):
         try:
             events.append(json.loads(line))
         except json.JSONDecodeError as error:

@@ -51,3 +51,8 @@ def test_a_line_that_is_no_event_is_named(tmp_path: Path) -> None:
     (tmp_path / "node0.jsonl").write_text('{"time": 1}\n{"time"\n')
     with pytest.raises(ValueError, match=r"node0\.jsonl, line 2"):
         read_events(tmp_path)
+
+
+def test_a_line_that_is_being_written_is_no_event_yet(tmp_path: Path) -> None:
+    (tmp_path / "node0.jsonl").write_text('{"time": 1}\n{"time": 2, "ev')
+    assert read_events(tmp_path) == [{"time": 1}]
