@@ -81,6 +81,7 @@ class _Pipeline:
         self._schedule = shape.schedule(redundancy)
         self._num_mirrors = self._schedule.num_mirrors
         self._ranks = [shape.node(number, stage) for stage in range(shape.num_stages)]
+        self._gone: set[str] = set()
 
     def go_on(self, moves: Sequence[Moved], changes: Sequence[Changed]) -> None:
         """What follows from a step's losses and the change made in it."""
@@ -93,6 +94,8 @@ class _Pipeline:
                 compute, placement, replicas, self._redundancy, num_mirrors=self._num_mirrors
             )
         for victim in dict.fromkeys(move.victim for move in moves):
+            # It may have been a step ahead of the one in which its shadow took over.
+            self._gone.add(victim)
             rank = self._ranks.index(victim)
             if self._schedule.stages_of(rank):
                 self._schedule = take_over(self._schedule, rank, {})
@@ -109,7 +112,7 @@ class _Pipeline:
     ) -> Iterator[str]:
         """Lost nodes count for nothing from the step of their loss on: what they alone had is
         to be done again, by the shadow alone."""
-        gone = {move.victim for move in moves}
+        gone = self._gone | {move.victim for move in moves}
         ran = {
             op: {node for node, *what in work if what == [op, stage, chunk, microbatch]} - gone
             for op in COMPUTE_OPS
