@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -100,6 +101,11 @@ class GlooGroup:
     def release(self) -> None:
         if self._released_at is None:
             self._released_at = time.monotonic()
+            if self._group is not None:
+                bury = threading.Thread(
+                    target=_bury, args=([self._group],), name=f"ending-{self.name}", daemon=True
+                )
+                bury.start()
         for connection in _sockets():
             with connection:
                 if self._is_mine(connection):
@@ -212,6 +218,13 @@ def _broadcasts(broadcast: Callable[..., dist.Work], parts: Sequence[Tensor]) ->
         options.rootRank = rank
         works.append(broadcast([part], options))
     return works
+
+
+def _bury(holder: list[object]) -> None:
+    """Let go of a group as the last: its destructor waits for what is under way, also in vain."""
+    while sys.getrefcount(holder[0]) > 2:
+        time.sleep(GIVE_UP_SECONDS)
+    holder.clear()
 
 
 def _address(text: bytes) -> Address:
