@@ -24,13 +24,14 @@ from megatron_bamboo.execution.commit import CommitLayout, to_hex, unit_parts
 from megatron_bamboo.execution.compute import Compute
 from megatron_bamboo.execution.epochs import EpochWatch, Handlers
 from megatron_bamboo.execution.errors import DeadlineExceeded
-from megatron_bamboo.execution.executor import Executor, Parts, Shapes
+from megatron_bamboo.execution.executor import Executor
 from megatron_bamboo.execution.groups import Group
 from megatron_bamboo.execution.injection import kill_before
 from megatron_bamboo.execution.ledger import CommitLedger
 from megatron_bamboo.execution.local_groups import make_tensor_group, model_groups
 from megatron_bamboo.execution.mailbox import Mailbox
 from megatron_bamboo.execution.mirrors import Mirrors
+from megatron_bamboo.execution.parts import Parts, Shapes
 from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.execution.registry import GroupRegistry, pair_group
 from megatron_bamboo.execution.reports import StepReporter

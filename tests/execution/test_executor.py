@@ -13,8 +13,9 @@ import torch
 
 from megatron_bamboo.config import Layout
 from megatron_bamboo.execution.epochs import StepProgress
-from megatron_bamboo.execution.executor import Executor, Parts, Shapes
+from megatron_bamboo.execution.executor import Executor
 from megatron_bamboo.execution.ledger import CommitLedger
+from megatron_bamboo.execution.parts import Parts, Shapes
 from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.execution.transport import Expected, TensorShape
 from megatron_bamboo.execution.whereabouts import Limits, Whereabouts
@@ -184,8 +185,8 @@ def test_data_comes_alone_or_in_megatrons_list(bench: Bench, num_iterators: int)
         seq_length=1,
         micro_batch_size=1,
     )
-    assert bench.executor._data is not None
-    assert next(bench.executor._data) == "a"
+    assert bench.executor._performer._data is not None
+    assert next(bench.executor._performer._data) == "a"
 
 
 def test_other_calls_than_training_steps_are_refused(bench: Bench) -> None:
@@ -234,17 +235,17 @@ def test_nothing_is_expected_of_a_step_that_was_decided_as_applied(bench: Bench)
     bench.lose_node0(StepDecision(1, True, ((1.0).hex(),), "the store saw its commit passed"))
     bench.executor.follow_plans()
     assert bench.transport.expected == []
-    assert list(map(str, bench.executor._queue)) == ["2STEP"]
+    assert list(map(str, bench.executor._course.queue)) == ["2STEP"]
 
 
 def test_what_is_done_after_the_snapshot_is_not_done_again(bench: Bench) -> None:
     bench.executor.begin_step(1, iter(()), lambda *_: None)
     done = [Action.parse(text) for text in ("2.0F0", "2.0B0", "2.0SEND_B0")]
-    bench.executor._state.done += done
+    bench.executor._course.state.done += done
     bench.lose_node0(StepDecision(0, False, None, "nobody entered its commit"))
     bench.executor.follow_plans()
-    assert not set(done) & set(bench.executor._queue)
-    assert Action.parse("2.0B1") in bench.executor._queue
+    assert not set(done) & set(bench.executor._course.queue)
+    assert Action.parse("2.0B1") in bench.executor._course.queue
 
 
 def test_a_shadow_goes_on_from_the_mirror_that_it_published(tmp_path: Path) -> None:
@@ -260,7 +261,7 @@ def test_a_shadow_goes_on_from_the_mirror_that_it_published(tmp_path: Path) -> N
     bench.lose_node0(StepDecision(0, False, None, "nobody entered its commit"))
     bench.executor.follow_plans()
     assert bench.mirrors.adopted == ["0.0RECV_MIRROR0"]
-    left = set(map(str, bench.executor._queue))
+    left = set(map(str, bench.executor._course.queue))
     assert {"0.0F0", "0.0B0"} & left == set() and {"0.0F1", "0.0B1"} <= left
     assert {"0.0F0", "0.0B0"} <= set(map(str, bench.executor.progress().progress.done))
     (event,) = [event for event in read_events(tmp_path) if event["event"] == "mirror"]
@@ -296,7 +297,7 @@ def test_who_has_begun_the_next_step_gathers_once_more_for_who_has_not(
     sharing.lose("node4", passed(1, gathered=0))
     sharing.executor._execute(until_tail=True)
     assert logged(tmp_path, 1)[:3] == [("0RGATHER", 1), ("2GATHER", 1), ("2.0RECV_F0", 2)]
-    assert str(sharing.executor._queue[0]) == "2REDUCE"
+    assert str(sharing.executor._course.queue[0]) == "2REDUCE"
     assert sharing.ledger.gathered == 1
 
 
@@ -321,11 +322,11 @@ def test_a_second_loss_does_not_make_it_forget_the_gather(sharing: Bench, tmp_pa
 def test_after_its_step_a_worker_only_gathers(sharing: Bench, tmp_path: Path) -> None:
     sharing.executor.begin_step(1, iter(()), lambda *_: None)
     sharing.ledger.commit(1, lambda: (1.0,), lambda: None)
-    while sharing.executor._queue[0].op is not Op.STEP:
-        sharing.executor._queue.popleft()
-    sharing.executor._queue = deque(list(sharing.executor._queue)[:1])
+    while sharing.executor._course.queue[0].op is not Op.STEP:
+        sharing.executor._course.queue.popleft()
+    sharing.executor._course.queue = deque(list(sharing.executor._course.queue)[:1])
     sharing.executor._execute(until_tail=False)
-    sharing.executor._queue = deque(sharing.view.gathers())
+    sharing.executor._course.queue = deque(sharing.view.gathers())
     sharing.lose("node0", passed(1, gathered=0))
     sharing.executor._execute(until_tail=False)
     assert logged(tmp_path, 1) == [("0GATHER", 1), ("2GATHER", 1)]

@@ -1,0 +1,172 @@
+"""Acts upon plans: what changes in one worker when who holds and runs what changes.
+
+Channels are made anew where the lost node was in them, collective groups all; the program is
+replaced by what remains of it under the new plan, and the loop over actions goes on.
+"""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from megatron_bamboo.execution.course import Course
+from megatron_bamboo.execution.epochs import StepProgress
+from megatron_bamboo.execution.errors import DeadlineExceeded
+from megatron_bamboo.execution.mailbox import Message
+from megatron_bamboo.execution.parts import Parts
+from megatron_bamboo.execution.performer import Performer
+from megatron_bamboo.execution.pipeline import PipelineView
+from megatron_bamboo.execution.registry import all_neighbours, memberships
+from megatron_bamboo.planner.healing import stages_to_hold
+from megatron_bamboo.planner.plan import Plan
+from megatron_bamboo.schedule.actions import GATHER_OPS, TAIL_OPS, Action, Op
+from megatron_bamboo.schedule.schedule import Program
+
+# Every survivor's progress is there when a plan is: it waits only where one has just been lost.
+PREPARE_SECONDS = 1.0
+
+
+class PlanFollower:
+    """Changes one worker's course when a plan asks for it."""
+
+    def __init__(
+        self, parts: Parts, view: PipelineView, course: Course, performer: Performer
+    ) -> None:
+        self._parts = parts
+        self._view = view
+        self._course = course
+        self._performer = performer
+
+    def prepare(self, plan: Plan) -> None:
+        """Do what a plan asks for and can be done while the main thread computes.
+
+        Called from the control thread. The channels that are new are opened, and what remains of
+        the step is worked out; if that cannot be done yet, the main thread does it.
+        """
+        parts, view = self._parts, self._view
+        groups = self._memberships(plan)
+        parts.registry.add_pairs(plan.epoch, groups)
+        parts.transport.connect(all_neighbours(plan, parts.worker, view.num_chunks, view.tied))
+        if victims := view.victims(plan):
+            with contextlib.suppress(DeadlineExceeded):
+                published = self._published_progress(plan, PREPARE_SECONDS)
+                view.prepare(victims, published, self._course.state.step)
+
+    def switch(self, plan: Plan) -> None:
+        """Act by a new plan: what remains of this step, and all steps after it."""
+        start = time.monotonic()
+        parts, view, course = self._parts, self._view, self._course
+        parts.ledger.follow(plan.epoch)
+        change = course.plan.change
+        if change is not None and change.is_made(plan.decision):
+            self.make_change()
+        before, state = course.plan, course.state
+        victims = view.victims(plan)
+        published = self._published_progress(plan, parts.wait_seconds) if victims else {}
+        state.done[:] = view.follow(victims, published, state.step, state.done)
+        course.plan = plan
+        self.enter(plan)
+        if plan.decision is not None and parts.ledger.gathered > plan.decision.gathered:
+            parts.ledger.note_gathered(plan.decision.gathered)
+        assert view.in_force.placement == view.pipeline.placement()
+        self.hold(plan)
+        if course.queue:
+            course.queue = deque(self._remaining(hit=bool(victims)))
+            # Once it is passed nothing more is summed or sent in a step.
+            if course.is_in_step and not course.is_passed:
+                self._adopt_mirrors()
+                self._performer.expect()
+        self._log_takeover(before, plan, start)
+
+    def make_change(self) -> None:
+        """The step in which state moved is applied: act by what was planned for the next."""
+        plan = self._course.plan = self._course.plan.made()
+        self._view.make_change(plan)
+        self.enter(plan, is_changed=True)
+        self.hold(plan)
+
+    def open_gathers(self) -> Program:
+        """The gather of the last step, where somebody has not completed it."""
+        if self._parts.ledger.gathered == self._course.stepped:
+            return ()
+        return self._view.gathers()
+
+    def hold(self, plan: Plan) -> None:
+        """Hold the stages that are this worker's under a plan, and those that it will have."""
+        worker, number = self._parts.worker, self._view.number
+        stages = set(stages_to_hold(plan.pipelines[number], worker))
+        if plan.change is not None:
+            stages.update(stages_to_hold(plan.change.pipelines[number], worker))
+        self._performer.shapes = self._parts.hold(stages)
+
+    def enter(self, plan: Plan, is_changed: bool = False) -> None:
+        """Be in the groups and on the channels of a plan."""
+        parts, view = self._parts, self._view
+        parts.registry.update(plan.epoch, self._memberships(plan), is_changed)
+        view.set_plan(plan)
+        parts.transport.connect(all_neighbours(plan, parts.worker, view.num_chunks, view.tied))
+
+    def _adopt_mirrors(self) -> None:
+        """Go on from the victim's gradients that are here."""
+        step, parts = self._course.state.step, self._parts
+        for mirror in self._view.adopted:
+            tensor = self._performer.take(Message(step, mirror), "its sender")
+            parts.mirrors.adopt(mirror, tensor, self._course.state)
+            parts.events.emit(
+                "mirror",
+                stage=mirror.stage,
+                chunk=mirror.chunk,
+                microbatch=mirror.microbatch,
+                pipeline=self._view.number,
+                step=step,
+                epoch=self._course.plan.epoch,
+            )
+
+    def _remaining(self, hit: bool) -> Iterator[Action]:
+        """What is left of the step under the new plan, and of the gather of the one before."""
+        course, view = self._course, self._view
+        yield from self.open_gathers()
+        if not course.is_in_step:
+            return
+        step = course.state.step
+        if course.is_passed:
+            yield from (a for a in view.tail(step) if a.op is Op.STEP or a.op in GATHER_OPS)
+            return
+        compute = view.remaining(course.state.done) if hit else course.queue
+        yield from view.state_sends(step)
+        yield from (action for action in compute if action.op not in TAIL_OPS)
+        yield from view.tail(step)
+
+    def _published_progress(self, plan: Plan, seconds: float) -> dict[int, StepProgress]:
+        """By rank, what the survivors of this pipeline published when the epoch ended."""
+        published = {}
+        for rank in self._view.survivors(plan):
+            node = self._view.pipeline.ranks[rank]
+            progress = self._course.epochs.progress_of(plan.epoch - 1, node, seconds)
+            if progress is not None:
+                published[rank] = progress
+        return published
+
+    def _memberships(self, plan: Plan) -> dict[str, tuple[str, ...]]:
+        parts, view = self._parts, self._view
+        size = parts.layout.tensor_size
+        return memberships(plan, parts.worker, view.num_chunks, view.tied, size, view.sharded)
+
+    def _log_takeover(self, before: Plan, plan: Plan, start: float) -> None:
+        events, number, step = self._parts.events, self._view.number, self._course.state.step
+        seconds = time.monotonic() - start
+        events.emit("epoch", epoch=plan.epoch, step=step, lost=plan.lost, seconds=seconds)
+        stages = zip(before.pipelines[number].stages, self._view.pipeline.stages, strict=True)
+        for stage, (victim, shadow) in enumerate(stages):
+            if victim != shadow == self._parts.worker:
+                self._course.taken_over[stage] = self._course.epochs.ended_at
+                events.emit(
+                    "takeover",
+                    stage=stage,
+                    pipeline=number,
+                    step=step,
+                    epoch=plan.epoch,
+                    victim=victim,
+                    shadow=shadow,
+                    in_step=bool(self._course.queue) and self._course.is_in_step,
+                )

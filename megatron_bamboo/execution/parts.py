@@ -1,0 +1,46 @@
+"""What a worker's executor is made of; wired in ``worker.py``."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from megatron_bamboo.config import Layout
+from megatron_bamboo.execution.compute import Compute
+from megatron_bamboo.execution.ledger import CommitLedger
+from megatron_bamboo.execution.mirrors import Mirrors
+from megatron_bamboo.execution.registry import GroupRegistry
+from megatron_bamboo.execution.tail import Tail
+from megatron_bamboo.execution.transport import TensorShape, Transport
+from megatron_bamboo.execution.turnstile import Turnstile
+from megatron_bamboo.execution.whereabouts import Whereabouts
+from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.schedule.actions import Action
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What messages look like."""
+
+    activation: TensorShape
+    tied: TensorShape | None
+    refresh: dict[int, TensorShape]  # by stage held
+    state: Callable[[int], TensorShape]  # of a stage held: all of its state, when it moves
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts, each for its own kind of effect."""
+
+    worker: str
+    layout: Layout
+    compute: Compute
+    tail: Tail
+    mirrors: Mirrors
+    transport: Transport
+    registry: GroupRegistry
+    ledger: CommitLedger
+    events: EventLog
+    hold: Callable[[Collection[int]], Shapes]  # hold exactly these stages
+    before_action: Callable[[Action, int], None]  # fault injection
+    turnstile: Turnstile | None  # where several workers share layers
+    wait_seconds: float
+    where: Whereabouts

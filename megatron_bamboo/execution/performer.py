@@ -1,0 +1,177 @@
+"""What each action does: a table from operation to method.
+
+An action can be run again after a loss; it then does only what is not done yet.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from megatron_bamboo.data.replay import ReplayedIterator
+from megatron_bamboo.execution.course import Course
+from megatron_bamboo.execution.mailbox import Message
+from megatron_bamboo.execution.parts import Parts, Shapes
+from megatron_bamboo.execution.pipeline import PipelineView
+from megatron_bamboo.execution.step_state import StepState
+from megatron_bamboo.execution.transport import Expected, TensorShape
+from megatron_bamboo.schedule.actions import GATHER_OPS, Action, Op
+from megatron_bamboo.script.providers import ForwardStepFunc
+
+
+class Performer:
+    """Performs one worker's actions.
+
+    Args:
+        course: how far the worker has come; a performed action may move it on.
+    """
+
+    def __init__(self, parts: Parts, view: PipelineView, course: Course) -> None:
+        self._parts = parts
+        self._view = view
+        self._course = course
+        self._forward_step_func: ForwardStepFunc | None = None
+        self._data: ReplayedIterator | None = None
+        self.shapes: Shapes | None = None
+        """What messages look like for the stages that are held."""
+        self._table: dict[Op, Callable[[Action], None]] = {
+            Op.F: self._forward,
+            Op.RF: self._forward,
+            Op.B: self._backward,
+            Op.SEND_F: self._send_output,
+            Op.SEND_B: self._send_gradient,
+            Op.RECV_F: self._receive,
+            Op.RECV_B: self._receive,
+            Op.SEND_MIRROR: self._send_mirror,
+            Op.RECV_MIRROR: lambda a: None,  # its channel expects it since the step began
+            Op.REDUCE: lambda a: parts.tail.reduce(a.stage, course.state),
+            Op.SEND_TIE: lambda a: parts.tail.send_tie(a.stage, view.pipeline, course.state),
+            Op.TIE: lambda a: parts.tail.tie(a.stage, view.pipeline, course.state, self.take),
+            Op.SEND_REFRESH: self._send_refresh,
+            Op.RECV_REFRESH: self._receive_refresh,
+            Op.SEND_STATE: self._send_state,
+            Op.RECV_STATE: self._receive_state,
+            Op.COMMIT: self._commit,
+            Op.STEP: self._step,
+            Op.GATHER: self._gather,
+            Op.RGATHER: self._gather,
+        }
+
+    def begin_step(self, data: Iterator[Any], forward_step: ForwardStepFunc) -> None:
+        """Take up the microbatches of a step and what is done with each."""
+        self._data = ReplayedIterator(data)
+        self._forward_step_func = forward_step
+        self._parts.compute.start_step()
+
+    def perform(self, action: Action) -> None:
+        """Do one action.
+
+        Raises:
+            PeerLost: a wait failed, perhaps since a node is lost.
+            EpochEnded: a new plan is there.
+        """
+        self._table[action.op](action)
+
+    def take(self, message: Message, sender: str) -> Tensor:
+        """Wait for a message that this worker expects.
+
+        Raises:
+            PeerLost: nothing came in time.
+            EpochEnded: a new plan came first.
+        """
+        return self._parts.transport.mailbox.take(
+            message, self._parts.wait_seconds, self._course.epochs.has_pending, sender
+        )
+
+    def expect(self) -> None:
+        """Let the channels receive what the program waits for, in its order."""
+        step = self._state.step
+        self._parts.transport.expect(
+            Expected(Message(step, action), sender, self._shape_of(action))
+            for action, sender in self._view.awaited(step)
+        )
+
+    @property
+    def _state(self) -> StepState:
+        return self._course.state
+
+    def _forward(self, action: Action) -> None:
+        assert self._forward_step_func is not None and self._data is not None
+        self._parts.compute.forward(
+            action, self._view.in_force, self._state, self._forward_step_func, self._data
+        )
+
+    def _backward(self, action: Action) -> None:
+        self._parts.compute.backward(action, self._view.in_force, self._state)
+
+    def _send_output(self, action: Action) -> None:
+        self._send(action, self._state.outputs[action.with_op(Op.F)])
+
+    def _send_gradient(self, action: Action) -> None:
+        self._send(action, self._state.input_gradients[action.with_op(Op.B)])
+
+    def _send(self, action: Action, tensor: Tensor) -> None:
+        receive = self._view.in_force.receive_of(action)
+        peer = self._view.pipeline.stages[receive.stage]
+        self._parts.transport.send(peer, Message(self._state.step, receive), tensor)
+
+    def _send_mirror(self, action: Action) -> None:
+        peer = self._view.pipeline.replicas[action.stage]
+        assert peer is not None
+        message = Message(self._state.step, self._view.in_force.receive_of(action))
+        self._parts.transport.send(peer, message, self._parts.mirrors.copy(action, self._state))
+
+    def _receive(self, action: Action) -> None:
+        sender = self._view.sender_of(action)
+        self.take(Message(self._state.step, action), sender)
+
+    def _send_refresh(self, action: Action) -> None:
+        for peer in self._view.refreshed(action.stage, self._state.step):
+            self._parts.tail.send_refresh(action.stage, peer, self._state)
+
+    def _receive_refresh(self, action: Action) -> None:
+        peer = self._view.pipeline.stages[action.stage]
+        # So that no mirror of this step is under way in the next one.
+        for mirror in self._view.last_mirrors(action.stage):
+            self.take(Message(self._state.step, mirror), peer)
+        self._parts.tail.receive_refresh(action.stage, peer, self._state, self.take)
+
+    def _send_state(self, action: Action) -> None:
+        step, ranks = self._state.step, self._view.pipeline.ranks
+        for move in self._view.moves(step):
+            if move.stage == action.stage:
+                self._parts.tail.send_state(action.stage, ranks[move.target], self._state)
+
+    def _receive_state(self, action: Action) -> None:
+        peer = self._view.pipeline.stages[action.stage]
+        self._parts.tail.receive_state(action.stage, peer, self._state, self.take)
+
+    def _commit(self, action: Action) -> None:
+        self._parts.tail.commit(self._view.pipeline, self._state)
+
+    def _step(self, action: Action) -> None:
+        state, parts = self._state, self._parts
+        parts.tail.step(state)
+        parts.transport.finish_step(state.step)
+        # Only the step's number and progress are still asked for.
+        self._course.state = StepState(state.step)
+        self._course.stepped = state.step
+
+    def _gather(self, action: Action) -> None:
+        self._parts.tail.gather(action.stage)
+        if len(self._course.queue) == 1 or self._course.queue[1].op not in GATHER_OPS:
+            self._parts.ledger.note_gathered(self._course.stepped)
+
+    def _shape_of(self, action: Action) -> TensorShape:
+        shapes = self.shapes
+        assert shapes is not None, "start() comes first"
+        if action.op is Op.RECV_MIRROR:
+            return self._parts.mirrors.shape(action)
+        if action.op is Op.RECV_REFRESH:
+            return shapes.refresh[action.stage]
+        if action.op is Op.RECV_STATE:
+            return shapes.state(action.stage)
+        if action.op is Op.TIE:
+            assert shapes.tied is not None
+            return shapes.tied
+        return shapes.activation
