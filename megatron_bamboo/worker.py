@@ -6,6 +6,7 @@ first.
 
 import time
 from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +27,7 @@ from megatron_bamboo.execution.epochs import EpochWatch, Handlers
 from megatron_bamboo.execution.errors import DeadlineExceeded
 from megatron_bamboo.execution.executor import Executor
 from megatron_bamboo.execution.groups import Group
-from megatron_bamboo.execution.injection import kill_before
+from megatron_bamboo.execution.injection import Injector
 from megatron_bamboo.execution.ledger import CommitLedger
 from megatron_bamboo.execution.local_groups import make_tensor_group, model_groups
 from megatron_bamboo.execution.mailbox import Mailbox
@@ -57,6 +58,7 @@ from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.observe.state_dump import dump_stage
 from megatron_bamboo.planner.healing import stages_to_hold
 from megatron_bamboo.planner.plan import Plan
+from megatron_bamboo.schedule.actions import Action
 from megatron_bamboo.script.args import dtype_of
 from megatron_bamboo.script.data import open_train_dataset
 from megatron_bamboo.script.providers import Script
@@ -321,11 +323,17 @@ class Worker:
             ledger=self._ledger,
             events=self._events,
             hold=self._hold,
-            before_action=kill_before(self._environment.inject, self._events),
+            before_action=self._injector().before_action,
             turnstile=self._turnstile(),
             wait_seconds=self._timeout().total_seconds(),
             where=self._where,
         )
+
+    def _injector(self) -> Injector:
+        def within(action: Action, step: int) -> AbstractContextManager[None]:
+            return self._where.at(step, str(action), kind=(action.op, action.stage, action.chunk))
+
+        return Injector(self._environment.inject, self._events, within)
 
     def _turnstile(self) -> Turnstile | None:
         """Where the workers of this node meet, if there are several."""

@@ -17,6 +17,7 @@ PURE = (
     "checkpoint/folder",
     "checkpoint/moments",
     "checkpoint/writers",
+    "rehearsal/fault",
 )
 
 

@@ -27,7 +27,7 @@ def worker_environment(
     spec: JobSpec, node: str, tensor_rank: int, store_address: str
 ) -> Mapping[str, str]:
     """For one of a node's workers. A fault is the first one's to inject: the node dies whole."""
-    inject = [i.for_worker() for i in spec.injections if i.node == node and tensor_rank == 0]
+    inject = [str(i.fault) for i in spec.injections if i.node == node and tensor_rank == 0]
     return {
         **os.environ,
         "BAMBOO_PHASE": "train",

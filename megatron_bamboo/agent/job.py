@@ -1,14 +1,14 @@
 """What a job is: its shape, its nodes, the deadlines of its control plane, faults to inject."""
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
 
-from megatron_bamboo.checkpoint.moments import Fault, SaveMoment, parse_fault
+from megatron_bamboo.checkpoint.moments import SaveMoment
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.rehearsal.fault import Fault, Nth
 from megatron_bamboo.schedule.actions import TAIL_OPS
 
 JOB_FILE = "job.json"
@@ -64,30 +64,22 @@ class JobShape:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """A node that dies just before an action of a step, or a moment of its save."""
+    """A fault that strikes a node, in its first worker."""
 
     node: str
-    step: int
-    action: Fault
+    fault: Fault
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """From ``node5@iter7:2.0B3``."""
-        found = re.fullmatch(r"([^@]+)@iter([1-9][0-9]*):(.*)", text)
-        if found is None:
-            raise UserError(f"--inject {text}: write NODE@iterN:ACTION, like node5@iter7:2.0B3")
-        node, step, action = found.groups()
+        node, _, fault = text.partition("@")
         try:
-            return cls(node, int(step), parse_fault(action))
+            return cls(node, Fault.parse(fault))
         except ValueError as error:
             raise UserError(f"--inject {text}: {error}") from None
 
     def __str__(self) -> str:
-        return f"{self.node}@{self.for_worker()}"
-
-    def for_worker(self) -> str:
-        """The part that the node's worker is told: ``iter7:2.0B3``."""
-        return f"iter{self.step}:{self.action}"
+        return f"{self.node}@{self.fault}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +128,14 @@ def check_victims(injections: Sequence[Injection], nodes: Sequence[str]) -> None
 
 def check_reachable(injection: Injection, shape: JobShape) -> None:
     """UserError for a fault at an action that no worker of this job ever runs."""
-    action = injection.action
-    limits = [("iteration", injection.step, shape.start_step + 1, shape.train_iters)]
-    if not isinstance(action, SaveMoment):
-        limits.append(("stage", action.stage, 0, shape.num_stages - 1))
-    if not isinstance(action, SaveMoment) and action.op not in TAIL_OPS:
-        assert action.microbatch is not None and action.chunk is not None
-        limits.append(("chunk", action.chunk, 0, shape.num_chunks - 1))
-        limits.append(("microbatch", action.microbatch, 0, shape.num_microbatches - 1))
+    fault, moment = injection.fault, injection.fault.moment
+    limits = [("iteration", fault.step, shape.start_step + 1, shape.train_iters)]
+    if not isinstance(moment, SaveMoment | Nth):
+        limits.append(("stage", moment.stage, 0, shape.num_stages - 1))
+        if moment.op not in TAIL_OPS:
+            assert moment.microbatch is not None and moment.chunk is not None
+            limits.append(("chunk", moment.chunk, 0, shape.num_chunks - 1))
+            limits.append(("microbatch", moment.microbatch, 0, shape.num_microbatches - 1))
     for name, value, lowest, highest in limits:
         if not lowest <= value <= highest:
             raise UserError(

@@ -34,6 +34,7 @@ from megatron_bamboo.agent.report import LOSSES_FILE
 from megatron_bamboo.agent.run_job import Outcome, Status, run_job
 from megatron_bamboo.agent.sizes import check_order
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.rehearsal.fault import How
 
 SHOWN_LOGS = 3
 SHOWN_LINES = 15
@@ -72,8 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NODE@iterN:ACTION",
-        help="kill a node just before an action, like node5@iter7:2.0B3, or a moment of a save, "
-        "like node0@iter10:SAVE_RENAME; may be given again",
+        help="kill a node just before an action, like node5@iter7:2.0B3, its 12th of the iteration "
+        "(node5@iter7:#12) or a moment of a save (node0@iter10:SAVE_RENAME); with another word at "
+        f"the end ({', '.join(list(How)[1:])}) something else happens: node5@iter7:#12:raise; may "
+        "be given again",
     )
     seconds = (
         ("--store-deadline", limits.store_seconds, "how long a worker tries to reach the store"),

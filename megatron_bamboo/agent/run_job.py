@@ -127,10 +127,10 @@ def _with_injections(outcome: Outcome, spec: JobSpec) -> Outcome:
 
 
 def unreached_injections(job_dir: Path, injections: Sequence[Injection]) -> list[Injection]:
-    """The faults whose worker left no kill event."""
-    kills = {
-        (node_of(event["source"]), event["step"], event["action"])
+    """The faults that never struck."""
+    struck = {
+        (node_of(event["source"]), event["fault"])
         for event in read_events(job_dir / "events")
-        if event["event"] == "kill"
+        if event["event"] == "fault"
     }
-    return [i for i in injections if (i.node, i.step, str(i.action)) not in kills]
+    return [i for i in injections if (i.node, str(i.fault)) not in struck]

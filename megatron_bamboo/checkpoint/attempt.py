@@ -12,7 +12,7 @@ from typing import Any
 
 from megatron_bamboo.agent.process import fork
 from megatron_bamboo.checkpoint.child import Failure, Task, write
-from megatron_bamboo.checkpoint.moments import BeforeFault
+from megatron_bamboo.checkpoint.moments import BeforeMoment
 
 _PAGE_BYTES = 4096
 _LONGEST_REASON = 500
@@ -27,7 +27,7 @@ class SaveAttempt:
     """
 
     def __init__(
-        self, task: Task, state: dict[str, Any], make_before: Callable[[], BeforeFault]
+        self, task: Task, state: dict[str, Any], make_before: Callable[[], BeforeMoment]
     ) -> None:
         # Memory that both share is no descriptor that the fork could close.
         self._page = mmap.mmap(-1, _PAGE_BYTES)
@@ -65,7 +65,7 @@ class SaveAttempt:
             self.wait(_REAP_SECONDS)
         os.close(self._end)
 
-    def _write(self, task: Task, state: dict[str, Any], before: BeforeFault) -> int:
+    def _write(self, task: Task, state: dict[str, Any], before: BeforeMoment) -> int:
         try:
             write(task, state, lambda moment: before(moment, task.step))
         # Whatever it is: torch's CheckpointException is no Exception.

@@ -12,12 +12,12 @@ from megatron_bamboo.agent.environment import WorkerEnvironment
 from megatron_bamboo.checkpoint.child import Failure
 from megatron_bamboo.checkpoint.common import Fingerprint, common_state, read_counters
 from megatron_bamboo.checkpoint.folder import step_folder
-from megatron_bamboo.checkpoint.moments import BeforeFault
+from megatron_bamboo.checkpoint.moments import BeforeMoment
 from megatron_bamboo.checkpoint.saving import Follower, Saved, Saver, SaverParts
 from megatron_bamboo.checkpoint.state import LOAD_ERRORS, load_stage, sharded_state
 from megatron_bamboo.config import Options
 from megatron_bamboo.execution.errors import TrainingError
-from megatron_bamboo.execution.injection import kill_before
+from megatron_bamboo.execution.injection import save_injector
 from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.model.precision import LossScale
 from megatron_bamboo.model.stage import Stage
@@ -124,10 +124,10 @@ class Checkpoints:
         whole, shared = ([self._stages[number] for number in some] for some in (stages, shares))
         return common | sharded_state(whole, shared)
 
-    def _make_before(self) -> BeforeFault:
+    def _make_before(self) -> BeforeMoment:
         environment = self._environment
         events = EventLog(environment.job_dir / "events", environment.worker)
-        return kill_before(environment.inject, events)
+        return save_injector(environment.inject, events)
 
     def _log(self, saved: Saved) -> None:
         self._events.emit("saved", step=saved.step, epoch=saved.epoch, failure=saved.failure)

@@ -1,13 +1,10 @@
 """The moments of a save, by name: where a test, or ``bamboo run --inject``, lets a node die.
 
-One for each thing that a save changes and that could be left half done. An injected moment is
-either one of these or an action of the schedule.
+One for each thing that a save changes and that could be left half done.
 """
 
 from collections.abc import Callable
 from enum import StrEnum
-
-from megatron_bamboo.schedule.actions import Action
 
 
 class SaveMoment(StrEnum):
@@ -29,16 +26,4 @@ class SaveMoment(StrEnum):
     """The lead writer's worker tells the store."""
 
 
-Fault = Action | SaveMoment
-BeforeFault = Callable[[Fault, int], None]
-
-
-def parse_fault(text: str) -> Fault:
-    """An action or a moment of a save, from its text.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if text in tuple(SaveMoment):
-        return SaveMoment(text)
-    return Action.parse(text)
+BeforeMoment = Callable[[SaveMoment, int], None]

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 
 from megatron_bamboo.checkpoint.attempt import SaveAttempt
 from megatron_bamboo.checkpoint.child import Task
-from megatron_bamboo.checkpoint.moments import BeforeFault, SaveMoment
+from megatron_bamboo.checkpoint.moments import BeforeMoment, SaveMoment
 from megatron_bamboo.checkpoint.writers import writers_of
 from megatron_bamboo.execution.errors import DeadlineExceeded
 from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
@@ -76,7 +76,7 @@ class SaverParts:
     """Whether the pipelines share the optimizer's state."""
     state_of: Callable[[int, Sequence[int], Sequence[int]], dict[str, Any]]
     """What to write after a step of some stages, and of the shares of others."""
-    make_before: Callable[[], BeforeFault]
+    make_before: Callable[[], BeforeMoment]
     """Makes the fault injection."""
 
 

@@ -1,28 +1,99 @@
-"""A fault at an exact moment: this node dies just before one action, or one moment of a save."""
+"""Lets a fault strike this worker at its exact moment."""
 
 import os
-import re
 import signal
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
-from megatron_bamboo.checkpoint.moments import BeforeFault, Fault, parse_fault
+from megatron_bamboo.checkpoint.moments import BeforeMoment, SaveMoment
 from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.rehearsal.fault import Fault, How, Nth
+from megatron_bamboo.schedule.actions import COMPUTE_OPS, Action
+
+BeWithin = Callable[[Action, int], AbstractContextManager[None]]
+_A_LONG_TIME = 3600.0
 
 
-def kill_before(text: str, events: EventLog) -> BeforeFault:
-    """What is called before each action and moment; ``text`` is like ``iter7:2.0B3``, or empty.
+class InjectedError(RuntimeError):
+    """What an injected fault raises."""
 
-    The whole process group gets a SIGKILL: nothing is flushed, closed or said to anyone.
+
+class Injector:
+    """Strikes this worker when its moment has come.
+
+    Args:
+        text: the fault, like ``iter7:2.0B3``; empty for none.
+        within: says to the agent that this worker is in an action.
     """
-    if not text:
-        return lambda action, step: None
-    found = re.fullmatch(r"iter([0-9]+):(.*)", text)
-    if found is None:
-        raise ValueError(f"{text!r} is no fault: write iterN:ACTION, like iter7:2.0B3")
-    fatal = (parse_fault(found[2]), int(found[1]))
 
-    def die_there(action: Fault, step: int) -> None:
-        if (action, step) == fatal:
-            events.emit("kill", action=str(action), step=step)
+    def __init__(self, text: str, events: EventLog, within: BeWithin) -> None:
+        self._fault = Fault.parse(text) if text else None
+        self._events = events
+        self._within = within
+        self._begun = 0
+
+    def before_action(self, action: Action, step: int) -> None:
+        """An action of a step is about to begin."""
+        fault = self._fault
+        if fault is None:
+            return
+        if isinstance(fault.moment, Nth):
+            self._begun += step == fault.step
+            is_due = step > fault.step or self._begun >= fault.moment.number
+        else:
+            is_due = (action, step) == (fault.moment, fault.step)
+        if is_due and (fault.how is not How.HANG or action.op in COMPUTE_OPS):
+            self._strike(fault, action, step)
+
+    def before_moment(self, moment: SaveMoment, step: int) -> None:
+        """A moment of a step's save has come."""
+        if self._fault is not None and (moment, step) == (self._fault.moment, self._fault.step):
+            self._strike(self._fault, moment, step)
+
+    def _strike(self, fault: Fault, moment: Action | SaveMoment, step: int) -> None:
+        self._fault = None
+        self._events.emit(
+            "fault", fault=str(fault), how=fault.how, action=str(moment), step=step, pid=os.getpid()
+        )
+        if fault.how is How.HANG:
+            assert isinstance(moment, Action)
+            self._hang(moment, step)
+        strike(fault.how)
+
+    def _hang(self, action: Action, step: int) -> None:
+        with self._within(action, step):
+            while True:
+                time.sleep(_A_LONG_TIME)
+
+
+def save_injector(text: str, events: EventLog) -> BeforeMoment:
+    """What the process that writes a save calls before each of its moments."""
+
+    def nowhere(action: Action, step: int) -> AbstractContextManager[None]:
+        raise AssertionError(f"a save does not come to {action} of step {step}")
+
+    return Injector(text, events, nowhere).before_moment
+
+
+def strike(how: How) -> None:
+    """Strike this process or its node; nothing is flushed, closed or said to anyone."""
+    match how:
+        case How.KILL:
             os.killpg(os.getpgrp(), signal.SIGKILL)
-
-    return die_there
+        case How.KILL_WORKER:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case How.KILL_AGENT:  # who leads the process group
+            os.kill(os.getpgrp(), signal.SIGKILL)
+        case How.STOP:
+            os.killpg(os.getpgrp(), signal.SIGSTOP)
+        case How.STOP_WORKER:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case How.STOP_AGENT:
+            os.kill(os.getpgrp(), signal.SIGSTOP)
+        case How.RAISE:
+            raise InjectedError("a fault on purpose")
+        case How.EXIT:
+            os._exit(0)
+        case How.HANG:
+            raise AssertionError("who hangs does so in an action")

@@ -76,9 +76,9 @@ def iteration_seconds(events: Sequence[Event]) -> float:
 
 def longest_pause_seconds(events: Sequence[Event]) -> float:
     """The longest time from a kill until somebody computes in the victim's place."""
-    kills = _of_kind(events, "kill")
+    kills = _of_kind(events, "fault")
     if not kills:
-        raise UserError("the event log holds no injected kill")
+        raise UserError("the event log holds no injected fault")
     return max(_pause_seconds(events, kill) for kill in kills)
 
 

@@ -11,13 +11,14 @@ import sys
 import time
 from pathlib import Path
 
-from megatron_bamboo.agent.job import Injection, JobShape
+from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.membership.decision import Record, StepReport
 from megatron_bamboo.membership.place import Place
 from megatron_bamboo.membership.raised import Raised, tell_raised
 from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.planner.plan import Plan
+from megatron_bamboo.rehearsal.fault import Fault
 
 SLICE_SECONDS = 0.02
 
@@ -77,7 +78,7 @@ class Worker:
         self.store = StoreClient(os.environ["BAMBOO_STORE"], deadline, self.node)
         self.events = EventLog(Path(os.environ["BAMBOO_JOB_DIR"]) / "events", self.node)
         inject = os.environ["BAMBOO_INJECT"]
-        self.injection = Injection.parse(f"{self.node}@{inject}") if inject else None
+        self.fault = Fault.parse(inject) if inject else None
         self.step, self.entered, self.passed = 1, False, False
         if "start-children" in self.ways:
             self.start_children()
@@ -137,8 +138,8 @@ class Worker:
             raise SystemExit(1)
         if f"hang@{step}" in self.ways:
             time.sleep(60)
-        if self.injection and (self.injection.step, str(self.injection.action)) == (step, action):
-            self.die(step=step, action=action)
+        if self.fault and (self.fault.step, str(self.fault.moment)) == (step, action):
+            self.die(fault=str(self.fault), step=step, action=action)
         self.events.emit("action", action=action, step=step, epoch=self.epoch, pid=os.getpid())
         time.sleep(self.options.pause)
         self.look_for_ending()
@@ -147,8 +148,8 @@ class Worker:
         tell_raised(os.environ["BAMBOO_STORE"], self.node, Raised.of(error, place))
         raise error
 
-    def die(self, **fields: object) -> None:
-        self.events.emit("kill", **fields)
+    def die(self, fault: str = "", **fields: object) -> None:
+        self.events.emit("fault", fault=fault, **fields)
         os.killpg(0, signal.SIGKILL)
 
     def look_for_ending(self) -> None:

@@ -45,8 +45,8 @@ def test_an_injected_loss_is_taken_over_in_the_same_job(launch: Launch) -> None:
     options = ("--inject", "node1@iter2:1.0B0")
     launch.start(6, "--pipelines", "2", options=options).wait(0)
     assert launch.iterations() == [1, 2, 3, 4]
-    (kill,) = launch.events("kill")
-    assert (kill["source"], kill["step"], kill["action"]) == ("node1", 2, "1.0B0")
+    (fault,) = launch.events("fault")
+    assert (fault["source"], fault["step"], fault["action"]) == ("node1", 2, "1.0B0")
     assert (
         "lost node1 (its connection closed); epoch 1: node0 takes over stage 1 of pipeline 0 from "
         "node1; step "
@@ -414,5 +414,5 @@ def test_launcher_and_agent_import_no_torch() -> None:
 def test_events_carry_one_clock_for_all_sources(launch: Launch) -> None:
     launch.start(3, options=("--inject", "node1@iter2:1.0F1")).wait(0)
     order = [e["event"] for e in read_events(launch.job_dir / "events")]
-    assert order.index("kill") < order.index("loss") < order.index("ending")
+    assert order.index("fault") < order.index("loss") < order.index("ending")
     assert order.index("ending") < order.index("decision") < order.index("finished_job")

@@ -3,23 +3,15 @@
 import pytest
 
 from megatron_bamboo.agent.job import Injection, JobShape, check_reachable
-from megatron_bamboo.checkpoint.moments import SaveMoment, parse_fault
+from megatron_bamboo.checkpoint.moments import SaveMoment
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.schedule.actions import Action, Op
 
 
 @pytest.mark.parametrize("moment", SaveMoment)
 def test_a_moment_parses_back(moment: SaveMoment) -> None:
-    assert parse_fault(str(moment)) is moment
     text = f"node1@iter3:{moment}"
     injection = Injection.parse(text)
-    assert (injection.action, str(injection)) == (moment, text)
-
-
-def test_an_action_is_no_moment() -> None:
-    assert parse_fault("2.0B3") == Action(2, 0, Op.B, 3)
-    with pytest.raises(ValueError, match="SAVE_SOON"):
-        parse_fault("SAVE_SOON")
+    assert (injection.fault.moment, str(injection)) == (moment, text)
 
 
 def test_a_fault_before_the_run_begins_is_refused() -> None:

@@ -17,7 +17,7 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from saved_tensors import tensors_of
 
 from megatron_bamboo.checkpoint.folder import TRACKER, read_tracker
-from megatron_bamboo.checkpoint.moments import BeforeFault, Fault, SaveMoment
+from megatron_bamboo.checkpoint.moments import BeforeMoment, SaveMoment
 from megatron_bamboo.checkpoint.saving import Saved, Saver, SaverParts
 from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
@@ -25,7 +25,7 @@ from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 LEAD, OTHER, NO_WRITER = "node0", "node3", "node1"
 STEP = 5
 PLAN = initial_plan(["node0", "node1", "node2", "node3"], 2, 4, "lazy")
-Hooks = dict[str, Callable[[Fault], None]]
+Hooks = dict[str, Callable[[SaveMoment], None]]
 
 
 class Follower:
@@ -71,7 +71,7 @@ class Workers:
         for follower in self.followers.values():
             follower.plans.append(plan)
 
-    def _save(self, node: str, hook: Callable[[Fault], None] | None, seconds: float) -> None:
+    def _save(self, node: str, hook: Callable[[SaveMoment], None] | None, seconds: float) -> None:
         client = StoreClient(self._address, 10.0)
         parts = SaverParts(
             root=self.root,
@@ -98,11 +98,11 @@ def _state_of(step: int, stages: Any, shares: Any) -> dict[str, Any]:
     return {"iteration": step, **parts}
 
 
-def _before(hook: Callable[[Fault], None] | None) -> BeforeFault:
+def _before(hook: Callable[[SaveMoment], None] | None) -> BeforeMoment:
     return lambda moment, step: hook(moment) if hook else None
 
 
-def at(moment: SaveMoment, action: Callable[[], object]) -> Callable[[Fault], None]:
+def at(moment: SaveMoment, action: Callable[[], object]) -> Callable[[SaveMoment], None]:
     return lambda reached: action() if reached is moment else None
 
 

@@ -1,18 +1,38 @@
-"""A fault strikes before one action of one step, and takes the whole process group along."""
+"""A fault strikes just before its action, once, and as it is told to."""
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from megatron_bamboo.execution.injection import kill_before
+from megatron_bamboo.checkpoint.moments import SaveMoment
+from megatron_bamboo.execution.injection import InjectedError, Injector, save_injector, strike
 from megatron_bamboo.observe.events import EventLog, read_events
+from megatron_bamboo.rehearsal.fault import How
 from megatron_bamboo.schedule.actions import Action
 
 FATAL = Action.parse("2.0B3")
+COMMIT = Action.parse("2COMMIT")
 Kills = list[tuple[int, int]]
+
+
+class HangOver(Exception):
+    """Ends what would last for ever."""
+
+
+class Room:
+    """Where a worker says that it is in an action."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int]] = []
+
+    def within(self, action: Action, step: int) -> AbstractContextManager[None]:
+        self.seen.append((str(action), step))
+        return nullcontext()
 
 
 @pytest.fixture
@@ -24,38 +44,104 @@ def events(tmp_path: Path) -> Iterator[EventLog]:
 
 @pytest.fixture
 def kills(monkeypatch: pytest.MonkeyPatch) -> Kills:
-    """What would have been killed."""
+    """What would have been sent a signal."""
     seen: Kills = []
-    monkeypatch.setattr(os, "killpg", lambda group, number: seen.append((group, number)))
+    monkeypatch.setattr(os, "killpg", lambda group, number: seen.append((-group, number)))
+    monkeypatch.setattr(os, "kill", lambda pid, number: seen.append((pid, number)))
     return seen
 
 
+@pytest.fixture
+def room() -> Room:
+    return Room()
+
+
 def test_only_that_action_of_that_step_is_fatal(
-    events: EventLog, kills: Kills, tmp_path: Path
+    events: EventLog, kills: Kills, room: Room, tmp_path: Path
 ) -> None:
-    before = kill_before("iter7:2.0B3", events)
+    injector = Injector("iter7:2.0B3", events, room.within)
     for action, step in ((FATAL, 6), (FATAL, 8), (Action.parse("2.0F3"), 7)):
-        before(action, step)
+        injector.before_action(action, step)
     assert not kills and not read_events(tmp_path)
-    before(FATAL, 7)
-    assert kills == [(os.getpgrp(), signal.SIGKILL)]
+    injector.before_action(FATAL, 7)
+    assert kills == [(-os.getpgrp(), signal.SIGKILL)]
     (event,) = read_events(tmp_path)
-    assert (event["event"], event["action"], event["step"]) == ("kill", "2.0B3", 7)
+    assert (event["event"], event["action"], event["step"]) == ("fault", "2.0B3", 7)
+    assert (event["fault"], event["how"]) == ("iter7:2.0B3", "kill")
 
 
-def test_tail_actions_can_be_fatal(events: EventLog, kills: Kills) -> None:
-    kill_before("iter12:1COMMIT", events)(Action.parse("1COMMIT"), 12)
+def test_it_strikes_once(events: EventLog, kills: Kills, room: Room) -> None:
+    injector = Injector("iter7:2.0B3:stop", events, room.within)
+    for _ in range(2):
+        injector.before_action(FATAL, 7)
+    assert kills == [(-os.getpgrp(), signal.SIGSTOP)]
+
+
+def test_tail_actions_can_be_fatal(events: EventLog, kills: Kills, room: Room) -> None:
+    Injector("iter12:2COMMIT", events, room.within).before_action(COMMIT, 12)
     assert len(kills) == 1
 
 
-def test_no_fault_kills_nobody(events: EventLog, kills: Kills) -> None:
-    kill_before("", events)(FATAL, 7)
+def test_no_fault_kills_nobody(events: EventLog, kills: Kills, room: Room) -> None:
+    Injector("", events, room.within).before_action(FATAL, 7)
     assert not kills
 
 
-@pytest.mark.parametrize(
-    "text", ["7:2.0B3", "iter7", "iter:2.0B3", "iter7:", "iter7:2.0X3", "iter-1:2.0B3"]
-)
-def test_what_is_no_fault_is_refused(text: str, events: EventLog) -> None:
-    with pytest.raises(ValueError):
-        kill_before(text, events)
+def test_the_nth_action_of_a_step_is_fatal(
+    events: EventLog, kills: Kills, room: Room, tmp_path: Path
+) -> None:
+    injector = Injector("iter2:#2", events, room.within)
+    for step in (1, 1, 1, 2):
+        injector.before_action(FATAL, step)
+    assert not kills
+    injector.before_action(COMMIT, 2)
+    (event,) = read_events(tmp_path)
+    assert (len(kills), event["action"], event["step"]) == (1, "2COMMIT", 2)
+
+
+def test_where_a_step_has_fewer_the_next_one_is(events: EventLog, kills: Kills, room: Room) -> None:
+    injector = Injector("iter2:#9", events, room.within)
+    injector.before_action(FATAL, 2)
+    assert not kills
+    injector.before_action(FATAL, 3)
+    assert len(kills) == 1
+
+
+def test_a_worker_hangs_in_the_next_computation(
+    events: EventLog, room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep(seconds: float) -> None:
+        raise HangOver
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    injector = Injector("iter2:#1:hang", events, room.within)
+    injector.before_action(COMMIT, 2)
+    with pytest.raises(HangOver):
+        injector.before_action(FATAL, 2)
+    assert room.seen == [("2.0B3", 2)]
+
+
+def test_a_moment_of_a_save_is_no_action(events: EventLog, kills: Kills) -> None:
+    before = save_injector("iter2:SAVE_END", events)
+    before(SaveMoment.RENAME, 2)
+    before(SaveMoment.END, 1)
+    assert not kills
+    before(SaveMoment.END, 2)
+    assert len(kills) == 1
+
+
+def test_each_way_strikes_whom_it_names(kills: Kills) -> None:
+    worker, agent = os.getpid(), os.getpgrp()
+    for how in (How.KILL_WORKER, How.KILL_AGENT, How.STOP_WORKER, How.STOP_AGENT):
+        strike(how)
+    kill, stop = signal.SIGKILL, signal.SIGSTOP
+    assert kills == [(worker, kill), (agent, kill), (worker, stop), (agent, stop)]
+    with pytest.raises(InjectedError):
+        strike(How.RAISE)
+
+
+def test_a_worker_can_end_as_if_all_were_well() -> None:
+    if (pid := os.fork()) == 0:
+        strike(How.EXIT)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0

@@ -21,7 +21,7 @@ def action(source: str, text: str, step: int, start: float, pipeline: int = 1) -
     }
 
 
-KILL = {"event": "kill", "source": "node5", "time": 21.0}
+KILL = {"event": "fault", "source": "node5", "time": 21.0}
 EVENTS = [
     action("node5", "1.0F0", 0, 0.0),
     action("node5", "1.0F0", 1, 10.0),
@@ -50,7 +50,7 @@ def test_of_two_pauses_the_longest_counts() -> None:
 
 
 def test_a_log_without_a_takeover_is_refused() -> None:
-    with pytest.raises(UserError, match="no injected kill"):
+    with pytest.raises(UserError, match="no injected fault"):
         summary.longest_pause_seconds([])
     with pytest.raises(UserError, match="nobody computed in the place of node5"):
         summary.longest_pause_seconds(EVENTS[:-2])

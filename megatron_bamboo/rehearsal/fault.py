@@ -1,0 +1,104 @@
+"""A fault on purpose: when it strikes a worker, and how. ``bamboo run --inject`` takes these.
+
+It strikes in the worker itself, just before an action, so that the same fault can be had again.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from megatron_bamboo.checkpoint.moments import SaveMoment
+from megatron_bamboo.schedule.actions import COMPUTE_OPS, Action
+
+
+class How(StrEnum):
+    """What happens to the worker or its node."""
+
+    KILL = "kill"
+    """The whole node is killed."""
+    KILL_WORKER = "kill-worker"
+    """The worker's process is killed."""
+    KILL_AGENT = "kill-agent"
+    """The node's agent is killed, and its workers live."""
+    STOP = "stop"
+    """The whole node is stopped: no connection closes, and it may wake again."""
+    STOP_WORKER = "stop-worker"
+    """The worker's process is stopped."""
+    STOP_AGENT = "stop-agent"
+    """The node's agent is stopped, and its workers run on."""
+    RAISE = "raise"
+    """The worker raises an error."""
+    EXIT = "exit"
+    """The worker ends with status 0, before the training is over."""
+    HANG = "hang"
+    """The worker's main thread stays in a forward or backward: in this action or the next such."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nth:
+    """The n-th action that a worker begins in a step; where there are fewer, its first of the
+    next."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"#{self.number}"
+
+
+Moment = Action | SaveMoment | Nth
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """When and how a worker is struck."""
+
+    step: int
+    moment: Moment
+    how: How = How.KILL
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From ``iter7:2.0B3`` or ``iter7:#12:raise``.
+
+        Raises:
+            ValueError: it is no fault.
+        """
+        found = re.fullmatch(r"iter([1-9][0-9]*):([^:]*)(?::(.*))?", text)
+        if found is None:
+            raise ValueError("write NODE@iterN:ACTION, like node5@iter7:2.0B3")
+        step, moment, how = found.groups()
+        return cls(int(step), parse_moment(moment), _parse_how(how or How.KILL))
+
+    def __post_init__(self) -> None:
+        if isinstance(self.moment, SaveMoment) and self.how is not How.KILL:
+            raise ValueError(f"at {self.moment} a node can only be killed, not {self.how}")
+        is_compute = isinstance(self.moment, Nth) or (
+            isinstance(self.moment, Action) and self.moment.op in COMPUTE_OPS
+        )
+        if self.how is How.HANG and not is_compute:
+            raise ValueError(f"a worker hangs in a forward or backward, not at {self.moment}")
+
+    def __str__(self) -> str:
+        text = f"iter{self.step}:{self.moment}"
+        return text if self.how is How.KILL else f"{text}:{self.how}"
+
+
+def parse_moment(text: str) -> Moment:
+    """An action, a moment of a save, or the number of an action, from its text.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if text in tuple(SaveMoment):
+        return SaveMoment(text)
+    if number := re.fullmatch(r"#([1-9][0-9]*)", text):
+        return Nth(int(number[1]))
+    return Action.parse(text)
+
+
+def _parse_how(text: str) -> How:
+    try:
+        return How(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is none of {', '.join(How)}") from None

@@ -1,0 +1,42 @@
+"""A fault has one text, and what cannot strike is refused."""
+
+import pytest
+
+from megatron_bamboo.checkpoint.moments import SaveMoment
+from megatron_bamboo.rehearsal.fault import Fault, How, Nth
+from megatron_bamboo.schedule.actions import Action, Op
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("iter7:2.0B3", Fault(7, Action(2, 0, Op.B, 3))),
+        ("iter12:1COMMIT:stop", Fault(12, Action(1, None, Op.COMMIT, None), How.STOP)),
+        ("iter1:SAVE_RENAME", Fault(1, SaveMoment.RENAME)),
+        ("iter3:#12:raise", Fault(3, Nth(12), How.RAISE)),
+        ("iter3:0.1F0:hang", Fault(3, Action(0, 1, Op.F, 0), How.HANG)),
+    ],
+)
+def test_a_fault_parses_back(text: str, fault: Fault) -> None:
+    assert Fault.parse(text) == fault
+    assert str(fault) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("7:2.0B3", "write NODE@iterN:ACTION"),
+        ("iter7", "write NODE@iterN:ACTION"),
+        ("iter0:2.0B3", "write NODE@iterN:ACTION"),
+        ("iter7:", "''"),
+        ("iter7:2.0X3", "2.0X3"),
+        ("iter7:#0", "#0"),
+        ("iter7:2.0B3:explode", "'explode' is none of kill, kill-worker"),
+        ("iter7:1COMMIT:hang", "hangs in a forward or backward, not at 1COMMIT"),
+        ("iter7:SAVE_END:stop", "can only be killed"),
+        ("iter7:SAVE_SOON", "SAVE_SOON"),
+    ],
+)
+def test_what_is_no_fault_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Fault.parse(text)
