@@ -197,7 +197,6 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
         global_batch_size=layout.global_batch_size,
         num_chunks=layout.num_chunks,
         tensor_size=layout.tensor_size,
-        num_shards=layout.num_shards,
         start_step=start.step,
         loaded_from=options.checkpoint.load if start.step else None,
         lease_seconds=options.bamboo.bamboo_lease,

@@ -155,10 +155,12 @@ class Worker:
         if self._assignment.is_standby:
             assert self._plan.change is not None, f"epoch {self._plan.epoch} has no place for it"
             start_step = self._plan.change.step - 1
-            self._watch.start()
         else:
             start_step = self._checkpoints.load()
-            self._watch.start()
+        if self._view.sharded:
+            self._ledger.note_gathered(start_step)
+        self._watch.start()
+        if not self._assignment.is_standby:
             self._client.set(f"ready/{self._environment.worker}", b"1")
         self._executor.start(self._watch, start_step)
         # In its first step a standby gets the state that its report would tell.
@@ -201,17 +203,17 @@ class Worker:
             seconds=seconds,
             vector=to_hex(vector),
         )
-        if plan is not self._plan:
-            self._plan = plan
+        is_new, self._plan = plan is not self._plan, plan
+        is_first = plan.reporter == self._environment.worker
+        self._reporter.passed(report, is_first=is_first and not is_new)
+        if is_new:
             self._reporter.repeat()
-        self._reporter.passed(report, is_first=plan.reporter == self._environment.worker)
 
     def _finish(self) -> None:
         if self._view.sharded:
             self._await_gathers()
         self._reporter.finish()
-        plan = self._executor.plan
-        pipeline = (plan if plan.change is None else plan.made()).pipelines[self._view.number]
+        pipeline = self._executor.plan.pipelines[self._view.number]
         for number in stages_to_hold(pipeline, self._environment.worker):
             stage = self._stages[number]
             is_primary = pipeline.stages[number] == self._environment.worker

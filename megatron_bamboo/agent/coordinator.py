@@ -232,8 +232,7 @@ class Coordinator:
 
     async def _heal(self) -> bool:
         """Begin a planned change if it is time for one; whether it was."""
-        # What is gathered after a step does not go to new holders yet.
-        can_heal = self._shape.redundancy != Redundancy.NONE and self._shape.num_shards == 1
+        can_heal = self._shape.redundancy != Redundancy.NONE
         # In the last step there is nothing left to protect.
         is_ending = self._newest_step + 1 >= self._shape.train_iters
         if not can_heal or self._steps_in_epoch == 0 or is_ending:

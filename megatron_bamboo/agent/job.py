@@ -30,8 +30,6 @@ class JobShape:
     """Chunks of one stage."""
     tensor_size: int = 1
     """Workers of one node, which share its layers."""
-    num_shards: int = 1
-    """Pipelines that share the optimizer's state."""
     start_step: int = 0
     """Steps that a checkpoint holds already."""
     loaded_from: str | None = None

@@ -207,11 +207,6 @@ def _check_shape(spec: JobSpec, workers_per_node: int) -> None:
             f"not --nodes {num_nodes}"
         )
     check_order(shape, spec.deadlines)
-    if spec.standbys and shape.num_shards > 1:
-        raise UserError(
-            f"--standbys {len(spec.standbys)}: standbys cannot join yet where pipelines share the "
-            "optimizer's state: leave out --use-distributed-optimizer or --standbys"
-        )
     for injection in spec.injections:
         check_reachable(injection, shape)
 

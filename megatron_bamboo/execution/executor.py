@@ -61,8 +61,6 @@ class Executor:
         be past this, and waits for what this one computes.
         """
         self._course.begin(watch, step)
-        if self._view.sharded:
-            self._parts.ledger.note_gathered(step)
         self._parts.ledger.follow(self.plan.epoch)
         self._follower.enter(self.plan)
         self._follower.hold(self.plan)
@@ -111,9 +109,7 @@ class Executor:
 
     def begin_step(self, step: int, data: Iterator[Any], forward_step: ForwardStepFunc) -> None:
         """Make the program of a step the one to run."""
-        plan = self.follow_plans()
-        if plan.change is not None and step > plan.change.step:
-            self._follower.make_change()
+        self.follow_plans()
         self._course.begin_step(step, self._view.begin_step(step))
         self._performer.begin_step(data, forward_step)
         self._performer.expect()
@@ -188,6 +184,8 @@ class Executor:
             if action.op in _LOGGED_AS_DONE:
                 self._course.state.done.append(action)
             self._log(action, start)
+            if action.op is Op.STEP:
+                self._follower.make_change_of(self._course.stepped)
 
     def _at(self, action: Action) -> AbstractContextManager[None]:
         """Say where this worker is, and for whom it waits there."""

@@ -17,6 +17,7 @@ from megatron_bamboo.execution.parts import Parts
 from megatron_bamboo.execution.performer import Performer
 from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.execution.registry import all_neighbours, memberships
+from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.planner.healing import stages_to_hold
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.schedule.actions import GATHER_OPS, TAIL_OPS, Action, Op
@@ -59,15 +60,14 @@ class PlanFollower:
         parts.ledger.follow(plan.epoch)
         change = course.plan.change
         if change is not None and change.is_made(plan.decision):
-            self.make_change()
+            self._make_change()
         before, state = course.plan, course.state
         victims = view.victims(plan)
         published = self._published_progress(plan, parts.wait_seconds) if victims else {}
         state.done[:] = view.follow(victims, published, state.step, state.done)
         course.plan = plan
         self.enter(plan)
-        if plan.decision is not None and parts.ledger.gathered > plan.decision.gathered:
-            parts.ledger.note_gathered(plan.decision.gathered)
+        self._gather_again(plan.decision)
         assert view.in_force.placement == view.pipeline.placement()
         self.hold(plan)
         if course.queue:
@@ -78,12 +78,13 @@ class PlanFollower:
                 self._performer.expect()
         self._log_takeover(before, plan, start)
 
-    def make_change(self) -> None:
-        """The step in which state moved is applied: act by what was planned for the next."""
-        plan = self._course.plan = self._course.plan.made()
-        self._view.make_change(plan)
-        self.enter(plan, is_changed=True)
-        self.hold(plan)
+    def make_change_of(self, step: int) -> None:
+        """Act by what was planned for after a step that has just been applied, if anything was."""
+        course = self._course
+        if course.plan.change is not None and course.plan.change.step == step:
+            self._make_change()
+            # New holders have stepped their share, and need those of the others at once.
+            course.queue = deque(self._view.gathers())
 
     def open_gathers(self) -> Program:
         """The gather of the last step, where somebody has not completed it."""
@@ -105,6 +106,19 @@ class PlanFollower:
         parts.registry.update(plan.epoch, self._memberships(plan), is_changed)
         view.set_plan(plan)
         parts.transport.connect(all_neighbours(plan, parts.worker, view.num_chunks, view.tied))
+
+    def _make_change(self) -> None:
+        plan = self._course.plan = self._course.plan.made()
+        self._view.make_change(plan)
+        self.enter(plan, is_changed=True)
+        self.hold(plan)
+
+    def _gather_again(self, decision: StepDecision | None) -> None:
+        """Take back that all parameters are there, where another has not got all of its own."""
+        ledger = self._parts.ledger
+        # A standby that has not joined yet holds nothing.
+        if decision is not None and self._view.gathers():
+            ledger.note_gathered(min(ledger.gathered, decision.gathered))
 
     def _adopt_mirrors(self) -> None:
         """Go on from the victim's gradients that are here."""

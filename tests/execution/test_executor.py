@@ -21,6 +21,7 @@ from megatron_bamboo.execution.transport import Expected, TensorShape
 from megatron_bamboo.execution.whereabouts import Limits, Whereabouts
 from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.observe.events import EventLog, read_events
+from megatron_bamboo.planner.healing import heal
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.costs import EQUAL_COSTS
@@ -154,6 +155,13 @@ class Bench:
         self.ledger.leave(self.plan.epoch)
         self.ledger.decide(decision)
         self.plan = plan_after_loss(self.plan, {node}, decision)
+        self.watch.pending.append(self.plan)
+
+    def heal(self, decision: StepDecision) -> None:
+        """The same for new shadows."""
+        self.ledger.leave(self.plan.epoch)
+        self.ledger.decide(decision)
+        self.plan = heal(self.plan, decision, last_step=9)
         self.watch.pending.append(self.plan)
 
     def do_step(self, step: int) -> None:
@@ -347,3 +355,46 @@ def test_before_the_first_step_there_is_nothing_but_the_gather(
     sharing.lose("node4", replace(NOT_APPLIED, gathered=0))
     sharing.executor.follow_plans()
     assert logged(tmp_path, 1) == [("0RGATHER", 3), ("2GATHER", 3)]
+
+
+@pytest.fixture
+def merged(sharing: Bench) -> Bench:
+    """It runs stages 2 and 0 and shadows none."""
+    sharing.do_step(1)
+    sharing.lose("node0", passed(1, gathered=1))
+    sharing.do_step(2)
+    return sharing
+
+
+def test_after_a_changes_step_all_who_then_hold_a_stage_gather_it(
+    merged: Bench, tmp_path: Path
+) -> None:
+    """Also a new holder, which has stepped its own share alone."""
+    merged.heal(passed(2, gathered=2))
+    assert merged.plan.change is not None
+    assert [(t.stage, t.target) for t in merged.plan.change.transfers] == [
+        (0, "node1"),
+        (1, "node2"),
+    ]
+    merged.do_step(3)
+    gathers = [word for word, step in logged(tmp_path, 2) if step == 3 and "GATHER" in word]
+    assert gathers == ["0GATHER", "1RGATHER", "2GATHER"]
+    assert (merged.executor.plan.change, merged.ledger.gathered) == (None, 3)
+
+
+def test_a_loss_in_the_gather_of_a_changes_step_repeats_it_among_the_new_holders(
+    merged: Bench, tmp_path: Path
+) -> None:
+    merged.heal(passed(2, gathered=2))
+    merged.do_step(3)
+    merged.lose("node4", passed(3, gathered=2))
+    merged.executor.follow_plans()
+    assert logged(tmp_path, 3) == [("0GATHER", 3), ("1RGATHER", 3), ("2GATHER", 3)]
+
+
+def test_the_gather_before_a_change_is_repeated_among_the_old_holders(
+    merged: Bench, tmp_path: Path
+) -> None:
+    merged.heal(passed(2, gathered=1))
+    merged.executor.follow_plans()
+    assert logged(tmp_path, 2) == [("0GATHER", 2), ("2GATHER", 2)]

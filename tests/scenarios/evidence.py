@@ -131,12 +131,7 @@ def _state_files(job: FinishedJob, expected: Expected) -> Iterator[str]:
 
 
 def _too_late(job: FinishedJob, expected: Expected) -> bool:
-    """Whether the last loss came when no step was left to heal in, or left a node alone.
-
-    Where pipelines share the optimizer's state nothing is healed yet.
-    """
-    if "--use-distributed-optimizer" in job.request.flags:
-        return True
+    """Whether the last loss came when no step was left to heal in, or left a node alone."""
     lost_in = [e["step"] for e in job.events("takeover")]
     left = expected.shape.num_stages - len(expected.victims)
     return bool(lost_in) and (max(lost_in) > expected.shape.num_steps - STEPS_TO_HEAL or left < 2)

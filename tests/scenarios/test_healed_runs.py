@@ -20,6 +20,9 @@ FOUR = Shape(4, 1, num_steps=40)
 SHARED = Shape(3, 1, num_steps=30, num_chunks=2, tensor_size=2)
 HALF = Shape(3, 1, num_steps=30, variant="bf16")
 SCALED = Shape(3, 1, num_steps=30, variant="fp16")
+# Pipelines that share the optimizer's state.
+SHARING = Shape(3, 2, num_steps=30, variant="zero")
+SHARING_HALF = Shape(3, 2, num_steps=30, variant="zero-bf16")
 
 SHADOWED = {
     "a shadow's victim and then the shadow": (
@@ -36,6 +39,11 @@ SHADOWED = {
     ),
     "in half precision": (HALF, "eager", ("node1@iter2:1.0B1", "node0@iter16:1.0F1")),
     "while steps are skipped": (SCALED, "lazy", ("node1@iter2:1.0B1", "node0@iter16:1.0F1")),
+    "with a share of the optimizer": (
+        SHARING,
+        "bubble",
+        ("node4@iter2:1.0B1", "node3@iter16:1GATHER"),
+    ),
 }
 
 
@@ -71,6 +79,18 @@ STANDBYS = {
     "with chunks and shared layers": (SHARED, "eager", ["node1@iter2:1.1B1"], {"node3": "node1"}),
     "in half precision": (HALF, "lazy", ["node1@iter2:1.0B1"], {"node3": "node1"}),
     "while steps are skipped": (SCALED, "eager", ["node1@iter2:1.0B1"], {"node3": "node1"}),
+    "with a share of the optimizer": (
+        SHARING,
+        "lazy",
+        ["node1@iter2:1GATHER"],
+        {"node6": "node1"},
+    ),
+    "with a share of it in half precision": (
+        SHARING_HALF,
+        "eager",
+        ["node1@iter2:1.0B1", "node5@iter2:2.0F3"],
+        {"node6": "node1", "node7": "node5"},
+    ),
 }
 
 
