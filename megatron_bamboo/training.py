@@ -15,7 +15,14 @@ from typing import Any, NoReturn
 
 from megatron_bamboo.agent.environment import WorkerEnvironment
 from megatron_bamboo.agent.job import JobShape
-from megatron_bamboo.config import ExtraArgsProvider, Layout, Options, check_options, parse_flags
+from megatron_bamboo.config import (
+    ExtraArgsProvider,
+    Layout,
+    Options,
+    check_options,
+    parse_flags,
+    read_costs,
+)
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.raised import Raised, tell_raised
 from megatron_bamboo.membership.signs import SignPage
@@ -201,6 +208,8 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
         loaded_from=options.checkpoint.load if start.step else None,
         lease_seconds=options.bamboo.bamboo_lease,
         group_timeout_seconds=60 * options.parallel.distributed_timeout_minutes,
+        num_mirrors=options.bamboo.bamboo_mirror_gradients,
+        costs=read_costs(options.bamboo).to_json(),
     ).write(job_dir)
 
 

@@ -57,7 +57,7 @@ from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage, fol
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.observe.state_dump import dump_stage
 from megatron_bamboo.planner.healing import stages_to_hold
-from megatron_bamboo.planner.plan import Plan
+from megatron_bamboo.planner.plan import Plan, plan_digest
 from megatron_bamboo.schedule.actions import Action
 from megatron_bamboo.script.args import dtype_of
 from megatron_bamboo.script.data import open_train_dataset
@@ -279,6 +279,13 @@ class Worker:
                 self._options.training.micro_batch_size,
                 self._layout.global_batch_size,
             )
+            self._events.emit(
+                "samples",
+                step=step,
+                pipeline=self._view.number,
+                microbatch=microbatch,
+                samples=list(indices),
+            )
             yield read_microbatch(self._dataset, indices)
 
     def _learning_rate(self) -> float:
@@ -362,10 +369,9 @@ class Worker:
 
     def _read_plan(self, published: bytes) -> Plan:
         """A plan as the workers of this tensor rank see it."""
-        environment = self._environment
-        return Plan.from_json(published).for_tensor_rank(
-            environment.tensor_rank, environment.tensor_size
-        )
+        environment, plan = self._environment, Plan.from_json(published)
+        self._events.emit("plan", epoch=plan.epoch, digest=plan_digest(published))
+        return plan.for_tensor_rank(environment.tensor_rank, environment.tensor_size)
 
     def _shapes(self) -> Shapes:
         options = self._options

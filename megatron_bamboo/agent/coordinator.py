@@ -32,7 +32,7 @@ from megatron_bamboo.membership.table import Table
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.planner.healing import heal
-from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss, plan_digest
 from megatron_bamboo.schedule.redundancy import Redundancy
 
 # A pair that no loss has touched outlives its epoch, and may be formed only when it is first used.
@@ -319,13 +319,21 @@ class Coordinator:
 
     def _publish(self, plan: Plan) -> None:
         epoch = plan.epoch
-        values = {f"plan/{epoch}": plan.to_json().encode(), "epoch": str(epoch).encode()}
+        published = plan.to_json().encode()
+        values = {f"plan/{epoch}": published, "epoch": str(epoch).encode()}
         values |= {joined_key(node): str(epoch).encode() for node in self._joining(plan)}
         self._table.set_all(values)
         self._plan = plan
         self._steps_in_epoch = 0
         self._moved = time.monotonic()
-        self._events.emit("plan", epoch=epoch, lost=plan.lost, reason=plan.reason)
+        self._events.emit(
+            "plan",
+            epoch=epoch,
+            digest=plan_digest(published),
+            lost=plan.lost,
+            reason=plan.reason,
+            pipelines=[asdict(pipeline) for pipeline in plan.pipelines],
+        )
         if plan.decision is not None:
             decision = plan.decision
             self._events.emit(

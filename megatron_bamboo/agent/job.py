@@ -10,6 +10,7 @@ from megatron_bamboo.checkpoint.moments import SaveMoment
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.rehearsal.fault import Fault, Nth
 from megatron_bamboo.schedule.actions import TAIL_OPS
+from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
 
 JOB_FILE = "job.json"
 LEASE_SECONDS = 5.0
@@ -38,6 +39,14 @@ class JobShape:
     """A node of which nothing was heard for so long is lost."""
     group_timeout_seconds: float = 600.0
     """The longest wait of one worker for another."""
+    num_mirrors: int = 0
+    """Gradients that each stage sends its replica in a step."""
+    costs: str = EQUAL_COSTS.to_json()
+    """What redundant forwards are placed in gaps by, as JSON."""
+
+    def known_costs(self) -> Costs:
+        """The costs."""
+        return Costs.from_json(self.costs)
 
     def write(self, job_dir: Path) -> None:
         """Leave the shape where the launcher looks for it."""

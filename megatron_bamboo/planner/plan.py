@@ -5,6 +5,7 @@ agree without asking each other. What follows a loss is a pure function of the p
 nodes lost and the decision about the newest step.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
@@ -176,6 +177,11 @@ class Plan:
             change=None if change is None else _change(change),
             **values,
         )
+
+
+def plan_digest(published: bytes) -> str:
+    """What tells a published plan from every other, in a log."""
+    return hashlib.blake2b(published, digest_size=8).hexdigest()
 
 
 def initial_plan(

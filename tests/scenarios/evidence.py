@@ -9,10 +9,12 @@ from pathlib import Path
 
 from forked_jobs import FinishedJob, last_words
 from tiny_gpt import Shape
-from work_done import work_complaints
 
+from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.membership.workers import node_of, workers_of
 from megatron_bamboo.observe.compare import compare_runs, format_comparison
+from megatron_bamboo.rehearsal.record import Events
+from megatron_bamboo.rehearsal.work import work_complaints
 
 # A step passes, the next one is under way when that is said, in the one after it state moves.
 STEPS_TO_HEAL = 4
@@ -50,7 +52,7 @@ def complaints(job: FinishedJob, expected: Expected, undisturbed: Path) -> list[
         _state_files,
     ]
     found = [text for check in checks for text in check(job, expected)]
-    found += work_complaints(job, expected.shape, expected.redundancy)
+    found += work_complaints(Events.read(job.job_dir), JobShape.read(job.job_dir))
     return [*found, *_differences(job, undisturbed)]
 
 

@@ -1,4 +1,4 @@
-"""Whatever an injected fault does to a node, the node is lost and the run is the undisturbed one."""
+"""Whatever an injected fault does, the node is lost and the run is the undisturbed one."""
 
 import pytest
 from evidence import Expected

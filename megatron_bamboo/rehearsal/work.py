@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forked_jobs import FinishedJob
-from tiny_gpt import Shape
-
+from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.membership.workers import node_of, worker_name
+from megatron_bamboo.rehearsal.record import Event, Events
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, Action, Op
 from megatron_bamboo.schedule.generate import compute_schedule
-from megatron_bamboo.schedule.redundancy import Redundancy
+from megatron_bamboo.schedule.lower import lower
+from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy
 from megatron_bamboo.schedule.steady import steady_schedule
 from megatron_bamboo.schedule.takeover import take_over
 
@@ -44,43 +44,59 @@ class Changed:
 Work = Counter[tuple[str, Op, int, int, int]]
 
 
-def work_complaints(job: FinishedJob, shape: Shape, redundancy: str) -> list[str]:
+def work_complaints(events: Events, shape: JobShape) -> list[str]:
     """Every forward and backward that was run too often, not at all, or by the wrong node.
 
     Workers of a node share layers, not work: each tensor rank's workers are judged by themselves.
     """
-    actions, takeovers = job.events("action"), job.events("takeover")
-    mirrors = job.events("mirror")
-    applied = {(e["epoch"], e["step"]) for e in job.events("decision") if e["applied"]}
-    changes = job.events("changed")
     found = []
     for tensor_rank in range(shape.tensor_size):
-        works = _work_by_step(_of_rank(tensor_rank, shape.tensor_size, actions))
-        own_mirrors = list(_of_rank(tensor_rank, shape.tensor_size, mirrors))
-        own_takeovers = _of_rank(tensor_rank, shape.tensor_size, takeovers)
-        moved = _moved_stages(own_takeovers, own_mirrors, applied)
-        for pipeline in range(shape.num_pipelines):
-            view = _Pipeline(shape, pipeline, redundancy)
-            moves, changed = moved.get(pipeline, []), _changes(pipeline, changes)
-            for step in range(1, shape.num_steps + 1):
-                lost_here = [move for move in moves if move.step == step]
-                where = f"pipeline {pipeline}, step {step}"
+        own = _OfRank(events, tensor_rank, shape.tensor_size)
+        for number in range(shape.num_pipelines):
+            pipeline = _Pipeline(shape, number)
+            moved, changed = own.moved.get(number, []), _changes(number, events.of("changed"))
+            for step in range(shape.start_step + 1, shape.train_iters + 1):
+                lost_here = [move for move in moved if move.step == step]
+                where = f"pipeline {number}, step {step}"
                 where += f", tensor rank {tensor_rank}" * (shape.tensor_size > 1)
-                work = works.get((pipeline, step), Counter())
-                found += [f"{where}: {text}" for text in view.complaints(work, lost_here)]
-                view.go_on(lost_here, [change for change in changed if change.step == step])
+                work = own.works.get((number, step), Counter())
+                found += [f"{where}: {text}" for text in pipeline.complaints(work, lost_here)]
+                pipeline.go_on(lost_here, [change for change in changed if change.step == step])
     return found
+
+
+class _OfRank:
+    """What the workers of one tensor rank did, and what they took over."""
+
+    def __init__(self, events: Events, tensor_rank: int, tensor_size: int) -> None:
+        def own(kind: str) -> list[Event]:
+            return [
+                event
+                for event in events.of(kind)
+                if event["source"]
+                == worker_name(node_of(event["source"]), tensor_rank, tensor_size)
+            ]
+
+        applied = {(e["epoch"], e["step"]) for e in events.of("decision") if e["applied"]}
+        self.works = _work_by_step(own("action"))
+        self.moved = _moved_stages(own("takeover"), own("mirror"), applied)
 
 
 class _Pipeline:
     """What one pipeline has to do, from step to step."""
 
-    def __init__(self, shape: Shape, number: int, redundancy: str) -> None:
+    def __init__(self, shape: JobShape, number: int) -> None:
         self._sizes = (shape.num_stages, shape.num_chunks, shape.num_microbatches)
-        self._redundancy = Redundancy(redundancy)
-        self._schedule = shape.schedule(redundancy)
-        self._num_mirrors = self._schedule.num_mirrors
-        self._ranks = [shape.node(number, stage) for stage in range(shape.num_stages)]
+        self._redundancy = Redundancy(shape.redundancy)
+        self._costs = shape.known_costs()
+        self._num_mirrors = shape.num_mirrors
+        first = number * shape.num_stages
+        self._ranks = [f"node{first + stage}" for stage in range(shape.num_stages)]
+        self._schedule = lower(
+            add_redundancy(
+                compute_schedule(*self._sizes), self._redundancy, self._costs, shape.num_mirrors
+            )
+        )
         self._gone: set[str] = set()
 
     def go_on(self, moves: Sequence[Moved], changes: Sequence[Changed]) -> None:
@@ -91,7 +107,7 @@ class _Pipeline:
             placement = [self._ranks.index(node) for node in changes[-1].stages]
             replicas = [None if n is None else self._ranks.index(n) for n in changes[-1].replicas]
             self._schedule = steady_schedule(
-                compute, placement, replicas, self._redundancy, num_mirrors=self._num_mirrors
+                compute, placement, replicas, self._redundancy, self._costs, self._num_mirrors
             )
         for victim in dict.fromkeys(move.victim for move in moves):
             # It may have been a step ahead of the one in which its shadow took over.
@@ -152,7 +168,7 @@ class _Pipeline:
         return {self._ranks[rank]}
 
 
-def _changes(pipeline: int, events: Iterable[dict[str, Any]]) -> list[Changed]:
+def _changes(pipeline: int, events: Iterable[Event]) -> list[Changed]:
     """What the coordinator said that it had changed."""
     return [Changed(e["step"], **_as_tuples(e["pipelines"][pipeline])) for e in events]
 
@@ -161,16 +177,7 @@ def _as_tuples(fields: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]
     return {name: tuple(values) for name, values in fields.items()}
 
 
-def _of_rank(
-    tensor_rank: int, tensor_size: int, events: Iterable[dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """What the workers of one tensor rank said."""
-    for event in events:
-        if event["source"] == worker_name(node_of(event["source"]), tensor_rank, tensor_size):
-            yield event
-
-
-def _work_by_step(events: Iterable[dict[str, Any]]) -> Mapping[tuple[int, int], Work]:
+def _work_by_step(events: Iterable[Event]) -> Mapping[tuple[int, int], Work]:
     works: dict[tuple[int, int], Work] = {}
     for event in events:
         action = Action.parse(event["action"])
@@ -184,8 +191,8 @@ def _work_by_step(events: Iterable[dict[str, Any]]) -> Mapping[tuple[int, int], 
 
 
 def _moved_stages(
-    takeovers: Iterable[dict[str, Any]],
-    mirrors: Sequence[dict[str, Any]],
+    takeovers: Iterable[Event],
+    mirrors: Sequence[Event],
     applied: Collection[tuple[int, int]],
 ) -> dict[int, list[Moved]]:
     """By pipeline, from what shadows and coordinator said."""
@@ -199,5 +206,5 @@ def _moved_stages(
     return moved
 
 
-def _is_of(mirror: dict[str, Any], takeover: dict[str, Any]) -> bool:
+def _is_of(mirror: Event, takeover: Event) -> bool:
     return all(mirror[name] == takeover[name] for name in ("pipeline", "stage", "step", "epoch"))

@@ -1,0 +1,114 @@
+"""What must hold of every run, whatever struck it: each check says in words where it does not.
+
+The numbers in brackets are those of the invariants in ``docs/design.md``.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from megatron_bamboo.agent.run_job import Status
+from megatron_bamboo.data.samples import samples_of_step
+from megatron_bamboo.membership.workers import node_of
+from megatron_bamboo.observe.compare import compare_runs, format_comparison
+from megatron_bamboo.rehearsal.record import Event, Events, RunRecord
+from megatron_bamboo.rehearsal.work import work_complaints
+
+Check = Callable[[RunRecord], Iterator[str]]
+
+
+def complaints(run: RunRecord, undisturbed: Path) -> list[str]:
+    """Everything that is not as it must be.
+
+    Args:
+        undisturbed: the job folder of a run of the same training that lost nothing.
+    """
+    found = [text for check in ALWAYS for text in check(run)]
+    if run.status == Status.NO_HOLDER:
+        return [*found, *_no_holder_without_reason(run)]
+    if run.status != Status.FINISHED:
+        return [*found, f"it ended with status {run.status}: {' | '.join(run.lines[-3:])}"]
+    found += [text for check in WHEN_FINISHED for text in check(run)]
+    comparison = compare_runs(undisturbed, run.job_dir)
+    return found if comparison.equal else [*found, format_comparison(comparison)]
+
+
+def _iteration_lines(run: RunRecord) -> Iterator[str]:
+    """Each step is said once, in order, up to the end or to where the job could not go on."""
+    steps, first = _said_steps(run), run.shape.start_step + 1
+    last = run.shape.train_iters if run.status == Status.FINISHED else first + len(steps) - 1
+    if steps != list(range(first, last + 1)):
+        yield f"iteration lines of steps {steps}"
+
+
+def _said_steps(run: RunRecord) -> list[int]:
+    said = [line for line in run.lines if "] iteration " in line]
+    return [int(line.split("iteration")[1].split("/")[0]) for line in said]
+
+
+def _samples(run: RunRecord) -> Iterator[str]:
+    """The microbatches of each step hold each sample of its global batch once [1]."""
+    read: dict[tuple[int, int, int], list[int]] = {}
+    for event in run.events.of("samples"):
+        place = (event["step"], event["pipeline"], event["microbatch"])
+        if read.setdefault(place, event["samples"]) != event["samples"]:
+            yield f"step {place[0]}, microbatch {place[2]} of pipeline {place[1]} was read as other"
+    by_step: dict[int, list[int]] = {step: [] for step in _said_steps(run)}
+    for (step, _, _), samples in read.items():
+        if step in by_step:
+            by_step[step] += samples
+    for step, samples in by_step.items():
+        if sorted(samples) != list(samples_of_step(step - 1, run.shape.global_batch_size)):
+            yield f"step {step} has samples {sorted(samples)}"
+
+
+def _plans(run: RunRecord) -> Iterator[str]:
+    """Whoever knows the plan of an epoch knows the same one [7]."""
+    digests: dict[int, set[str]] = {}
+    for event in run.events.of("plan"):
+        digests.setdefault(event["epoch"], set()).add(event["digest"])
+    for epoch, found in digests.items():
+        if len(found) > 1:
+            yield f"there are {len(found)} plans of epoch {epoch}"
+
+
+def _losses(run: RunRecord) -> Iterator[str]:
+    """Every lost node was struck, and every node that was struck is lost."""
+    struck, lost = _struck(run.events), {event["node"] for event in run.events.of("loss")}
+    for node in sorted(lost - struck.keys()):
+        yield f"{node} was lost though nothing struck it"
+    if run.status != Status.FINISHED:
+        return
+    for node in sorted(struck.keys() - lost):
+        yield f"{node} was struck ({struck[node]['fault']}) and never counted as lost"
+
+
+def _left_behind(run: RunRecord) -> Iterator[str]:
+    if run.left_behind:
+        yield f"left behind: {', '.join(run.left_behind)}"
+
+
+def _work(run: RunRecord) -> Iterator[str]:
+    yield from work_complaints(run.events, run.shape)
+
+
+def _no_holder_without_reason(run: RunRecord) -> Iterator[str]:
+    """A job may give up only if all holders of some stage are lost [5]."""
+    lost = {event["node"] for event in run.events.of("loss")}
+    plans = [event for event in run.events.of("plan") if "pipelines" in event]
+    arranged = max([*plans, *run.events.of("changed")], key=lambda event: float(event["time"]))
+    if not any(_all_lost(pipeline, lost) for pipeline in arranged["pipelines"]):
+        yield f"no stage had lost all its holders: {run.lines[-1:]}"
+
+
+def _all_lost(pipeline: Mapping[str, list[str | None]], lost: set[str]) -> bool:
+    holders = zip(pipeline["stages"], pipeline["replicas"], strict=True)
+    return any(all(node is None or node in lost for node in some) for some in holders)
+
+
+def _struck(events: Events) -> dict[str, Event]:
+    """By node the fault that struck it."""
+    return {node_of(event["source"]): event for event in events.of("fault")}
+
+
+ALWAYS: tuple[Check, ...] = (_iteration_lines, _samples, _plans, _losses, _left_behind)
+WHEN_FINISHED: tuple[Check, ...] = (_work,)

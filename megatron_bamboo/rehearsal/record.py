@@ -1,0 +1,44 @@
+"""What a run has left to judge it by: its events, by kind, and how it ended."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from megatron_bamboo.agent.job import JobShape
+from megatron_bamboo.observe.events import read_events
+
+Event = Mapping[str, Any]
+
+
+class Events:
+    """The events of all processes of a run, in the order of their time."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._by_kind: dict[str, list[Event]] = {}
+        for event in events:
+            self._by_kind.setdefault(event["event"], []).append(event)
+
+    @classmethod
+    def read(cls, job_dir: Path) -> Self:
+        """All that a job folder holds."""
+        return cls(read_events(job_dir / "events"))
+
+    def of(self, kind: str) -> Sequence[Event]:
+        """Those of one kind."""
+        return self._by_kind.get(kind, [])
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run that has ended."""
+
+    job_dir: Path
+    shape: JobShape
+    events: Events
+    status: int
+    """Its exit status."""
+    lines: Sequence[str] = field(repr=False)
+    """What it said."""
+    left_behind: Sequence[str] = ()
+    """Its processes that were there after its end."""
