@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "schedule": ("megatron_bamboo.schedule.command", "show a pipeline schedule or a takeover"),
     "preprocess": ("megatron_bamboo.data.preprocess", "turn JSON lines into .bin and .idx"),
     "profile": ("megatron_bamboo.agent.profile", "time a model's forwards and backwards"),
+    "rehearse": ("megatron_bamboo.rehearsal.command", "lose nodes by lot, and judge each run"),
     "compare": ("megatron_bamboo.observe.compare", "compare two runs bit for bit"),
 }
 

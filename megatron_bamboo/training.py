@@ -242,8 +242,8 @@ def _train(script: Script, options: Options, layout: Layout) -> int:
 def _whereabouts(options: Options, environment: WorkerEnvironment) -> Whereabouts:
     """Where this worker says what it is at, also to its agent, if it has one."""
     timeout = 60 * options.parallel.distributed_timeout_minutes
-    # Two waits in a row may come to their own deadlines.
-    limits = Limits(options.bamboo.bamboo_lease, 2 * timeout + GRACE_SECONDS)
+    # Outside of actions two waits in a row may come to their own deadlines.
+    limits = Limits(options.bamboo.bamboo_lease, timeout / 2, 2 * timeout + GRACE_SECONDS)
     page = SignPage.open(environment.signs) if environment.signs else None
     if page is not None:
         page.start_beats()

@@ -30,11 +30,12 @@ def check_order(shape: JobShape, deadlines: Deadlines) -> None:
     assert max(beat_seconds(lease), BEAT_SECONDS) <= lease / 3, "signs are too rare for a lease"
     silence = _Size("--bamboo-lease and a second", lease + NOTICE_SECONDS)
     group = _Size("--distributed-timeout-minutes", shape.group_timeout_seconds)
+    first = _Size("half of --distributed-timeout-minutes", shape.group_timeout_seconds / 2)
     record = _Size("--record-deadline", deadlines.record_seconds)
     store = _Size("--store-deadline", deadlines.store_seconds)
     stall = _Size("--stall-limit", deadlines.stall_seconds)
     for shorter, longer, why in (
-        (silence, group, "a wait for another worker must not end before its silence is noticed"),
+        (silence, first, "who waits for a worker must not give up before its hang is noticed"),
         (record, group, "who waits for a plan must not give up while records are gathered"),
         (silence, store, "a worker must not give up the store sooner than it is given up itself"),
         (group, stall, "a job must not end before the waits of its workers do"),

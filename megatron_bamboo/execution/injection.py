@@ -54,7 +54,12 @@ class Injector:
     def _strike(self, fault: Fault, moment: Action | SaveMoment, step: int) -> None:
         self._fault = None
         self._events.emit(
-            "fault", fault=str(fault), how=fault.how, action=str(moment), step=step, pid=os.getpid()
+            "fault",
+            fault=str(fault),
+            how=fault.how,
+            action=str(moment),
+            step=step,
+            group=os.getpgrp(),
         )
         if fault.how is How.HANG:
             assert isinstance(moment, Action)

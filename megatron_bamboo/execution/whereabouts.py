@@ -1,8 +1,8 @@
 """What a worker's main thread is at, for those who ask when it raises, hangs or is waited for.
 
 How long it may be there follows from what it took before: five times the longest of its kind, and
-never less than a lease. What has not been done before may have to be compiled, and what has no
-action of its own (starting, saving, following a plan) may be long: these have one generous limit.
+never less than a lease. What has not been done before may have to be compiled; what is no action
+(starting, saving, following a plan) may have waits of its own.
 """
 
 import time
@@ -25,7 +25,11 @@ class Limits:
     """How long a main thread may be in one place."""
 
     lease_seconds: float
-    generous_seconds: float
+    first_seconds: float
+    """In an action of a kind that was not done before. It must be over before those who wait for
+    this worker give up, and they may have waited for others already."""
+    other_seconds: float
+    """In what is no action."""
 
 
 class Whereabouts:
@@ -42,7 +46,7 @@ class Whereabouts:
         self._now = now
         self._page = page
         self._longest: dict[object, float] = {}
-        self._limit_seconds = limits.generous_seconds
+        self._limit_seconds = limits.other_seconds
         self.place = Place(step, START)
         self._go(self.place, self._limit_seconds)
 
@@ -70,12 +74,14 @@ class Whereabouts:
 
     def done(self) -> None:
         """The training is over: whatever keeps this process from ending is no hang."""
-        self._go(Place(self.place.step, DONE), self._limits.generous_seconds)
+        self._go(Place(self.place.step, DONE), self._limits.other_seconds)
 
     def _limit_of(self, kind: object) -> float:
+        if kind is None:
+            return self._limits.other_seconds
         longest = self._longest.get(kind)
         if longest is None:
-            return self._limits.generous_seconds
+            return self._limits.first_seconds
         shortest = self._limits.lease_seconds + _AFTER_LEASE_SECONDS
         return max(shortest, _TIMES_LONGEST * longest)
 

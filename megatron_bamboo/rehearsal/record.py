@@ -1,6 +1,7 @@
 """What a run has left to judge it by: its events, by kind, and how it ended."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +28,22 @@ class Events:
     def of(self, kind: str) -> Sequence[Event]:
         """Those of one kind."""
         return self._by_kind.get(kind, [])
+
+
+def new_events(folder: Path, places: dict[Path, int], kind: str) -> Iterator[Event]:
+    """The events of one kind that were written since the last call with these places.
+
+    Args:
+        places: by file how far it was read; changed here.
+    """
+    for path in sorted(folder.glob("*.jsonl")):
+        with path.open("rb") as file:
+            file.seek(places.get(path, 0))
+            whole, end, _ = file.read().rpartition(b"\n")
+        places[path] = places.get(path, 0) + len(whole) + len(end)
+        for line in whole.splitlines():
+            if f'"event": "{kind}"'.encode() in line:
+                yield json.loads(line)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,8 +120,9 @@ class _Pipeline:
         for (node, op, stage, chunk, microbatch), times in work.items():
             if times > 1:
                 yield f"{node} ran {stage}.{chunk}{op}{microbatch} {times} times"
-        for place in itertools.product(*map(range, self._sizes)):
-            yield from self._complain_about(*place, work, moves)
+        stages, chunks, microbatches = map(range, self._sizes)
+        for stage, chunk, microbatch in itertools.product(stages, chunks, microbatches):
+            yield from self._complain_about(stage, chunk, microbatch, work, moves)
 
     def _complain_about(
         self, stage: int, chunk: int, microbatch: int, work: Work, moves: Sequence[Moved]

@@ -129,7 +129,7 @@ class Bench:
         nothing: Any = Nothing()
         fakes: Any = self.transport
         return Parts(
-            where=Whereabouts(0, Limits(5.0, 60.0)),
+            where=Whereabouts(0, Limits(5.0, 30.0, 60.0)),
             worker="node2",
             layout=self.layout,
             compute=FakeCompute(),  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from megatron_bamboo.execution.whereabouts import Limits, Whereabouts
 from megatron_bamboo.membership.place import LOOP, START, Place
 from megatron_bamboo.membership.signs import SignPage
 
-GENEROUS = 600.0
+FIRST, OTHER = 300.0, 900.0
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def where(page: SignPage, clock: Clock) -> Whereabouts:
-    return Whereabouts(4, Limits(5.0, GENEROUS), page, clock)
+    return Whereabouts(4, Limits(5.0, FIRST, OTHER), page, clock)
 
 
 def shown(page: SignPage) -> tuple[Place, float]:
@@ -41,11 +41,11 @@ def shown(page: SignPage) -> tuple[Place, float]:
 
 
 def test_places_lie_in_each_other(where: Whereabouts, page: SignPage) -> None:
-    assert shown(page) == (Place(4, START), GENEROUS)
+    assert shown(page) == (Place(4, START), OTHER)
     with where.at(5, LOOP):
         with where.at(5, "1.0RECV_F2", "node0"):
-            assert shown(page) == (Place(5, "1.0RECV_F2", "node0"), GENEROUS)
-        assert shown(page) == (Place(5, LOOP), GENEROUS)
+            assert shown(page) == (Place(5, "1.0RECV_F2", "node0"), OTHER)
+        assert shown(page) == (Place(5, LOOP), OTHER)
     assert where.place == Place(4, START)
 
 
@@ -53,7 +53,7 @@ def test_the_first_of_a_kind_may_take_long_and_later_ones_what_it_took(
     where: Whereabouts, page: SignPage, clock: Clock
 ) -> None:
     with where.at(5, "1.0F2", kind="F"):
-        assert shown(page)[1] == GENEROUS
+        assert shown(page)[1] == FIRST
         clock.seconds += 0.5
     with where.at(5, "1.0F3", kind="F"):
         assert (
@@ -63,7 +63,7 @@ def test_the_first_of_a_kind_may_take_long_and_later_ones_what_it_took(
     with where.at(5, "1.0F4", kind="F"):
         assert shown(page)[1] == 15.0
     with where.at(5, "1.0B2", kind="B"):
-        assert shown(page)[1] == GENEROUS
+        assert shown(page)[1] == FIRST
 
 
 def test_an_error_is_where_it_was_raised_unless_another_is_its_cause(where: Whereabouts) -> None:

@@ -5,6 +5,7 @@ from evidence import Expected
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
+from megatron_bamboo.agent.run_job import Status
 from megatron_bamboo.rehearsal.fault import How
 
 pytestmark = pytest.mark.multiprocess
@@ -37,3 +38,15 @@ def test_it_is_survived(scenarios: ScenarioRunner, how: How) -> None:
     (fault,) = job.events("fault")
     assert (fault["source"], fault["step"], fault["how"]) == ("node1", 3, how)
     assert scenarios.complaints(job, Expected(shape, "eager", ["node1"])) == []
+
+
+def test_a_hang_in_what_a_shadow_does_for_the_first_time_is_its_own(
+    scenarios: ScenarioRunner,
+) -> None:
+    """Those who wait for it do not give up before."""
+    job = scenarios.run(
+        SHAPE, "lazy", "node2@iter3:2.0B0", "node1@iter3:2.0B1:hang", more_flags=LEASE
+    )
+    assert job.result.status == Status.NO_HOLDER
+    assert [node for node, _ in job.result.lost] == ["node2", "node1"]
+    assert job.result.lost[1][1].startswith("its worker was stuck for ")

@@ -1,0 +1,183 @@
+"""``bamboo rehearse``: what does this training survive, and is it the same in the end?
+
+A campaign runs the training again and again, each time with some faults at moments drawn by lot,
+until so many have struck, and judges every run by its event log and against a run without faults.
+It goes on where it was ended; the same seed draws the same faults.
+"""
+
+import argparse
+import shlex
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from megatron_bamboo.agent.job import Injection, JobShape
+from megatron_bamboo.errors import UserError
+from megatron_bamboo.rehearsal.draw import Lottery
+from megatron_bamboo.rehearsal.fault import How
+from megatron_bamboo.rehearsal.invariants import complaints
+from megatron_bamboo.rehearsal.launch import Training
+from megatron_bamboo.rehearsal.results import Ending, Results, RunResult, code_digest
+from megatron_bamboo.rehearsal.table import last_line, table
+
+UNDISTURBED = "undisturbed"
+STEPS_TO_HEAL = 12
+FOREIGN_FLAGS = ("--save", "--job-dir", "--inject")
+FRUITLESS_RUNS = 5
+"""After so many runs in which nothing struck, nothing ever will."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``bamboo rehearse``; what follows the script is the script's."""
+    add = parser.add_argument
+    add("--losses", type=int, required=True, metavar="N", help="faults that must strike in all")
+    add("--seed", type=int, default=1, metavar="S", help="draws the faults (1)")
+    add("--nodes", type=int, required=True, metavar="N", help="nodes to start")
+    add("--workers-per-node", type=int, default=1, metavar="N", help="as of bamboo run")
+    add("--standbys", type=int, default=0, metavar="N", help="as of bamboo run")
+    add(
+        "--kinds",
+        default=",".join(How),
+        metavar="KIND,..",
+        help=f"what happens to nodes (all: {', '.join(How)})",
+    )
+    add("--per-run", type=int, default=4, metavar="N", help="faults of a run, at most (4)")
+    add(
+        "--apart",
+        type=int,
+        default=STEPS_TO_HEAL,
+        metavar="STEPS",
+        help=f"iterations after which a job has healed ({STEPS_TO_HEAL})",
+    )
+    add(
+        "--deadline",
+        type=float,
+        default=900.0,
+        metavar="SECONDS",
+        help="a run that takes longer hangs (900)",
+    )
+    add("--dir", type=Path, metavar="DIR", help="folder of the campaign (runs/rehearsal-SEED)")
+    add("script", help="the training script, like pretrain_gpt_bamboo.py")
+    add("script_args", nargs=argparse.REMAINDER, help="the script's own options")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Rehearse until enough has struck; 0 if every run was as it must be, else 1."""
+    campaign = Campaign(args)
+    campaign.run()
+    console = Console()
+    console.print(table(campaign.results))
+    console.print(last_line(campaign.results, args.losses), highlight=False)
+    return 0 if all(result.ending is not Ending.BROKEN for result in campaign.results) else 1
+
+
+class Campaign:
+    """Runs under faults, in one folder.
+
+    Raises:
+        UserError: for options that cannot be.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._kinds = _kinds(args.kinds)
+        _check(args)
+        self._args = args
+        self._folder: Path = (args.dir or Path("runs") / f"rehearsal-{args.seed}").absolute()
+        options = {
+            "--nodes": args.nodes,
+            "--workers-per-node": args.workers_per_node,
+            "--standbys": args.standbys,
+        }
+        words = tuple(word for name, value in options.items() for word in (name, str(value)))
+        self._training = Training(words, (args.script, *args.script_args), args.deadline)
+        settings: dict[str, object] = {
+            "options": words,
+            "command": self._training.command,
+            "seed": args.seed,
+            "kinds": list(self._kinds),
+            "per_run": args.per_run,
+            "apart": args.apart,
+            "code": code_digest(),
+        }
+        self._kept = Results(self._folder, settings)
+        self.results = self._kept.read()
+        self._console = Console()
+
+    def run(self) -> None:
+        """Go on until so many faults have struck."""
+        shape = self._undisturbed()
+        lottery = Lottery(shape, self._kinds, self._args.per_run, self._args.apart)
+        fruitless = 0
+        while self._struck() < self._args.losses and fruitless < FRUITLESS_RUNS:
+            number = len(self.results) + 1
+            result = self._rehearse(number, lottery.run(self._args.seed, number))
+            self.results.append(result)
+            fruitless = 0 if result.strikes else fruitless + 1
+
+    def _struck(self) -> int:
+        return sum(len(result.strikes) for result in self.results)
+
+    def _undisturbed(self) -> JobShape:
+        """The shape of the job; once, a run of it without faults is made to compare with."""
+        folder = self._folder / UNDISTURBED
+        if not (folder / "complete").is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            self._say("a run without faults and replicas, to compare with")
+            record = self._training.run_undisturbed(folder)
+            if found := complaints(record, record.job_dir):
+                raise UserError("the training fails without any fault:\n" + "\n".join(found))
+            (folder / "complete").touch()
+        shape = JobShape.read(folder / "job")
+        if shape.num_stages == 1:
+            raise UserError("a pipeline of one stage has no shadows: there is nothing to rehearse")
+        return shape
+
+    def _rehearse(self, number: int, injections: Sequence[Injection]) -> RunResult:
+        folder = self._folder / f"run{number}"
+        shutil.rmtree(folder, ignore_errors=True)
+        began = time.monotonic()
+        record = self._training.run(folder, injections)
+        found = complaints(record, self._folder / UNDISTURBED / "job")
+        result = RunResult.of(number, injections, record, found, time.monotonic() - began)
+        self._kept.add(result)
+        self._tell(result, folder)
+        if not found:
+            shutil.rmtree(folder)
+        return result
+
+    def _tell(self, result: RunResult, folder: Path) -> None:
+        faults = ", ".join(f"{strike.node} {strike.how}" for strike in result.strikes)
+        self._say(f"run {result.number}: {faults or 'nothing struck'}: {result.ending}")
+        if result.ending is Ending.BROKEN:
+            words = [word for one in result.planned for word in ("--inject", one)]
+            self._say("\n".join(result.complaints))
+            command = shlex.join(["bamboo", "run", *self._training.options, *words])
+            self._say(f"kept in {folder}; again: {command} {shlex.join(self._training.command)}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _kinds(text: str) -> tuple[How, ...]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if unknown := [word for word in words if word not in tuple(How)]:
+        raise UserError(f"--kinds {unknown[0]}: the kinds are {', '.join(How)}")
+    if not words:
+        raise UserError("--kinds: name at least one kind")
+    return tuple(map(How, words))
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name in ("losses", "per_run", "apart"):
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be 1 or above")
+    if not args.deadline > 0:
+        raise UserError("--deadline must be above 0 seconds")
+    for flag in FOREIGN_FLAGS:
+        if any(word == flag or word.startswith(f"{flag}=") for word in args.script_args):
+            raise UserError(
+                f"leave out {flag}: a rehearsal trains the same again and again, and keeps nothing"
+            )
