@@ -7,6 +7,7 @@ first.
 import time
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -55,6 +56,7 @@ from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.model.shard import WHOLE, Shard
 from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage, follow_stages
 from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.observe.resources import Resources
 from megatron_bamboo.observe.state_dump import dump_stage
 from megatron_bamboo.planner.healing import stages_to_hold
 from megatron_bamboo.planner.plan import Plan, plan_digest
@@ -182,6 +184,7 @@ class Worker:
         vector = self._executor.finish_step()
         if step >= self._first_reported:
             self._report(step, vector, learning_rate, loss_scale, time.monotonic() - start)
+        self._events.emit("resources", step=step, **asdict(Resources.now()))
 
     def _report(
         self,

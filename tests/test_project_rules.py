@@ -17,7 +17,10 @@ PURE = (
     "checkpoint/folder",
     "checkpoint/moments",
     "checkpoint/writers",
+    "rehearsal/draw",
     "rehearsal/fault",
+    "rehearsal/leaks",
+    "rehearsal/work",
 )
 
 

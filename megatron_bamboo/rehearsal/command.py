@@ -176,6 +176,8 @@ def _check(args: argparse.Namespace) -> None:
             raise UserError(f"--{name.replace('_', '-')} must be 1 or above")
     if not args.deadline > 0:
         raise UserError("--deadline must be above 0 seconds")
+    if not Path(args.script).is_file():
+        raise UserError(f"there is no script {args.script}")
     for flag in FOREIGN_FLAGS:
         if any(word == flag or word.startswith(f"{flag}=") for word in args.script_args):
             raise UserError(

@@ -10,6 +10,7 @@ from megatron_bamboo.agent.run_job import Status
 from megatron_bamboo.data.samples import samples_of_step
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.compare import compare_runs, format_comparison
+from megatron_bamboo.rehearsal.leaks import leak_complaints
 from megatron_bamboo.rehearsal.record import Event, Events, RunRecord
 from megatron_bamboo.rehearsal.work import work_complaints
 
@@ -91,6 +92,11 @@ def _work(run: RunRecord) -> Iterator[str]:
     yield from work_complaints(run.events, run.shape)
 
 
+def _leaks(run: RunRecord) -> Iterator[str]:
+    """Whenever a job is whole again a worker holds as much of its machine as the time before."""
+    yield from leak_complaints(run.events)
+
+
 def _no_holder_without_reason(run: RunRecord) -> Iterator[str]:
     """A job may give up only if all holders of some stage are lost [5]."""
     lost = {event["node"] for event in run.events.of("loss")}
@@ -111,4 +117,4 @@ def _struck(events: Events) -> dict[str, Event]:
 
 
 ALWAYS: tuple[Check, ...] = (_iteration_lines, _samples, _plans, _losses, _left_behind)
-WHEN_FINISHED: tuple[Check, ...] = (_work,)
+WHEN_FINISHED: tuple[Check, ...] = (_work, _leaks)

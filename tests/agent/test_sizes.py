@@ -26,7 +26,7 @@ def test_the_shortest_lease_is_in_order() -> None:
             {"lease_seconds": 5.0, "group_timeout_seconds": 12.0},
             {},
             r"--bamboo-lease and a second \(6 s\) must be less than half of "
-            r"--distributed-timeout-minutes \(6 s\): who waits for a worker must not give up before",
+            r"--distributed-timeout-minutes \(6 s\): who waits for a worker must not give up",
         ),
         (
             {"group_timeout_seconds": 20.0},

@@ -1,0 +1,58 @@
+"""Faults by lot: the same for the same seed, of all kinds, survivable but at a run's end."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_bamboo.agent.job import Injection, JobShape
+from megatron_bamboo.rehearsal.draw import Lottery
+from megatron_bamboo.rehearsal.fault import How, Nth
+
+SHAPE = JobShape(4, 2, 4, "lazy", train_iters=60, global_batch_size=8)
+LOTTERY = Lottery(SHAPE, tuple(How), per_run=4, apart=12)
+
+
+def test_a_seed_replays() -> None:
+    assert LOTTERY.run(7, 3) == LOTTERY.run(7, 3)
+    assert len({LOTTERY.run(seed, number) for seed in range(5) for number in range(5)}) > 20
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_all_kinds_come_about_equally_often(seed: int) -> None:
+    drawn = Counter(one.fault.how for n in range(200) for one in LOTTERY.run(seed, n))
+    assert drawn.keys() == set(How)
+    assert max(drawn.values()) < 1.5 * min(drawn.values())
+
+
+@given(st.integers(0, 10**6), st.integers(2, 5), st.integers(1, 3), st.integers(1, 6))
+def test_no_run_asks_for_what_cannot_be(seed: int, stages: int, pipes: int, per_run: int) -> None:
+    shape = JobShape(stages, pipes, 4, "lazy", train_iters=40, global_batch_size=4 * pipes)
+    faults = Lottery(shape, tuple(How), per_run, apart=5).run(seed, 1)
+    nodes = [one.node for one in faults]
+    assert len(set(nodes)) == len(nodes) <= per_run + 1
+    assert set(nodes) <= {f"node{number}" for number in range(stages * pipes)}
+    assert all(1 <= step_of(one) <= 40 and isinstance(one.fault.moment, Nth) for one in faults)
+    assert [*map(step_of, faults)] == sorted(map(step_of, faults))
+
+
+@given(st.integers(0, 10**6))
+def test_only_the_last_two_losses_may_be_a_stages_both_holders(seed: int) -> None:
+    """Before that a loss spares the neighbours of those that came just before it."""
+    faults = LOTTERY.run(seed, 1)
+    for one, next_one in pairwise(faults[:-1]):
+        if step_of(next_one) - step_of(one) < LOTTERY.apart:
+            assert not are_neighbours(one.node, next_one.node)
+
+
+def step_of(injection: Injection) -> int:
+    assert injection.fault.step is not None
+    return injection.fault.step
+
+
+def are_neighbours(first: str, second: str) -> bool:
+    numbers = [divmod(int(node.removeprefix("node")), SHAPE.num_stages) for node in (first, second)]
+    (pipe, stage), (other_pipe, other_stage) = numbers
+    return pipe == other_pipe and (stage - other_stage) % SHAPE.num_stages in (1, 3)

@@ -1,0 +1,83 @@
+"""Each check of a run sees what it is there for. Its work is judged in ``scenarios/evidence``."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_bamboo.agent.job import JobShape
+from megatron_bamboo.agent.run_job import Status
+from megatron_bamboo.rehearsal.invariants import ALWAYS, complaints
+from megatron_bamboo.rehearsal.record import Events, RunRecord
+
+SHAPE = JobShape(2, 1, 2, "lazy", train_iters=2, global_batch_size=2)
+PIPELINE = {"stages": ["node0", "node1"], "replicas": ["node1", "node0"]}
+Fields = dict[str, Any]
+
+
+def event(kind: str, source: str = "coordinator", **fields: Any) -> Fields:
+    return {"event": kind, "source": source, "time": 0.0, **fields}
+
+
+def samples(step: int, microbatch: int, *numbers: int) -> Fields:
+    place = {"step": step, "pipeline": 0, "microbatch": microbatch}
+    return event("samples", "node0", **place, samples=list(numbers))
+
+
+GOOD = [
+    event("plan", epoch=0, digest="a", pipelines=[PIPELINE]),
+    event("plan", "node0", epoch=0, digest="a"),
+    *(samples(step, m, 2 * step - 2 + m) for step in (1, 2) for m in range(2)),
+    samples(2, 1, 3),  # a shadow reads what its victim has read
+    event("fault", "node1", fault="iter2:#3", how="kill"),
+    event("loss", node="node1", cause="its connection closed"),
+]
+LINES = [f" [..] iteration        {step}/       2 | .." for step in (1, 2)]
+
+
+def record(events: Sequence[Fields], lines: Sequence[str] = LINES, status: int = 0) -> RunRecord:
+    return RunRecord(Path("job"), SHAPE, Events(events), status, lines)
+
+
+def found(run: RunRecord) -> list[str]:
+    return [text for check in ALWAYS for text in check(run)]
+
+
+def test_a_good_run_has_no_complaints() -> None:
+    assert found(record(GOOD)) == []
+
+
+@pytest.mark.parametrize(
+    ("events", "lines", "complaint"),
+    [
+        (GOOD, LINES[:1], "iteration lines of steps [1]"),
+        (GOOD, LINES[:1] * 2 + LINES[1:], "iteration lines of steps [1, 1, 2]"),
+        (GOOD, LINES[::-1], "iteration lines of steps [2, 1]"),
+        ([*GOOD, samples(2, 1, 2)], LINES, "step 2, microbatch 1 of pipeline 0 was read as other"),
+        ([*GOOD, samples(2, 2, 3)], LINES, "step 2 has samples [2, 3, 3]"),
+        ([e for e in GOOD if e.get("step") != 2], LINES, "step 2 has samples []"),
+        ([*GOOD, event("plan", "node0", epoch=0, digest="b")], LINES, "2 plans of epoch 0"),
+        ([*GOOD, event("loss", node="node0", cause="")], LINES, "node0 was lost though nothing"),
+        (GOOD[:-1], LINES, "node1 was struck (iter2:#3) and never counted as lost"),
+    ],
+)
+def test_what_is_not_as_it_must_be(events: list[Fields], lines: list[str], complaint: str) -> None:
+    assert any(complaint in text for text in found(record(events, lines)))
+
+
+def test_what_is_left_behind_is_named() -> None:
+    assert found(replace(record(GOOD), left_behind=["python (17)"])) == ["left behind: python (17)"]
+
+
+def test_giving_up_needs_a_stage_without_holder() -> None:
+    lost_both = [*GOOD, event("fault", "node0", fault="", how=""), event("loss", node="node0")]
+    assert complaints(record(lost_both, LINES[:1], Status.NO_HOLDER), Path("none")) == []
+    (complaint,) = complaints(record(GOOD, LINES[:1], Status.NO_HOLDER), Path("none"))
+    assert complaint.startswith("no stage had lost all its holders")
+
+
+def test_a_failed_run_is_a_complaint() -> None:
+    (complaint,) = complaints(record(GOOD, ["..", "it hung"], Status.FAILED), Path("none"))[-1:]
+    assert complaint == "it ended with status 1: .. | it hung"

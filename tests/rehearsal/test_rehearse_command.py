@@ -1,0 +1,36 @@
+"""``bamboo rehearse``: bad options end at once. A campaign is in ``scenarios``."""
+
+from pathlib import Path
+
+import pytest
+
+from megatron_bamboo.cli import main
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = str(ROOT / "pretrain_gpt_bamboo.py")
+OPTIONS = ("--losses", "2", "--nodes", "2")
+
+
+@pytest.mark.parametrize(
+    ("options", "script", "message"),
+    [
+        ((*OPTIONS, "--kinds", "kill,flood"), (SCRIPT,), "--kinds flood: the kinds are kill,"),
+        ((*OPTIONS, "--kinds", ","), (SCRIPT,), "name at least one kind"),
+        (("--losses", "0", "--nodes", "2"), (SCRIPT,), "--losses must be 1 or above"),
+        ((*OPTIONS, "--per-run", "0"), (SCRIPT,), "--per-run must be 1 or above"),
+        ((*OPTIONS, "--deadline", "0"), (SCRIPT,), "--deadline must be above 0"),
+        (OPTIONS, (SCRIPT, "--save", "somewhere"), "leave out --save"),
+        (OPTIONS, (SCRIPT, "--save=somewhere"), "leave out --save"),
+        (OPTIONS, ("nowhere.py",), "there is no script nowhere.py"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path,
+    options: tuple[str, ...],
+    script: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["rehearse", *options, "--dir", str(tmp_path / "d"), "--", *script]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
