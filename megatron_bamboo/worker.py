@@ -184,7 +184,8 @@ class Worker:
         vector = self._executor.finish_step()
         if step >= self._first_reported:
             self._report(step, vector, learning_rate, loss_scale, time.monotonic() - start)
-        self._events.emit("resources", step=step, **asdict(Resources.now()))
+        held = asdict(Resources.now())
+        self._events.emit("resources", step=step, pipeline=self._view.number, **held)
 
     def _report(
         self,

@@ -1,8 +1,8 @@
 """Threads, descriptors and sockets that workers hold: the same after many losses as after one.
 
 A takeover opens and closes much. Only times are compared in which the job is whole: each node runs
-one stage and holds the replica of another. The time before the first loss does not count: what the
-first takeover needs is kept.
+one stage and holds the replica of another. The time before the first loss in a worker's own
+pipeline does not count: what the first takeover needs is kept.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +19,19 @@ def leak_complaints(events: Events) -> Iterator[str]:
     times = list(_whole_times(events))
     for source in sorted({event["source"] for event in events.of("resources")}):
         own = [event for event in events.of("resources") if event["source"] == source]
-        counts = [_least(own, start, end) for start, end in times]
+        hit = _first_hit(events, own[0]["pipeline"])
+        counts = [_least(own, start, end) for start, end in times if start > hit]
         known = [count for count in counts if count is not None]
         for kind in KINDS if len(known) > 1 else ():
             first, last = known[0][kind], known[-1][kind]
             if last > first:
                 yield f"{source} held {first} {kind} after a loss, and {last} after later ones"
+
+
+def _first_hit(events: Events, pipeline: int) -> float:
+    """When a node of a pipeline was first taken over; never, if none was."""
+    takeovers = [event for event in events.of("takeover") if event["pipeline"] == pipeline]
+    return min((float(event["time"]) for event in takeovers), default=float("inf"))
 
 
 def _whole_times(events: Events) -> Iterator[tuple[float, float]]:

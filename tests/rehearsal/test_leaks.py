@@ -13,42 +13,49 @@ Fields = dict[str, Any]
 
 
 def held(time: float, number: int) -> Fields:
-    return {"event": "resources", "source": "node0", "time": time} | dict.fromkeys(KINDS, number)
+    place = {"source": "node0", "time": time, "pipeline": 0}
+    return {"event": "resources", **place} | dict.fromkeys(KINDS, number)
 
 
 def at(kind: str, time: float, **fields: Any) -> Fields:
     return {"event": kind, "source": "coordinator", "time": time, **fields}
 
 
-def run(*numbers: int, pipeline: Fields = WHOLE, settled: int = 1) -> Events:
-    """A job that is made whole again and again, with what node0 holds each time."""
-    events = [held(1.0, 99)]
-    for time, number in enumerate(numbers, start=1):
-        start = 100.0 * time
-        events += [
-            at("loss", start),
-            held(start + 1, 1),
-            at("changed", start + 2, pipelines=[pipeline]),
-        ]
-        events += [held(start + 3 + n, number + 7) for n in range(STEPS_TO_SETTLE)]
-        events += [held(start + 50 + n, number) for n in range(settled)]
-    return Events(events)
+def made_whole(
+    start: float, number: int, hit: int = 0, pipeline: Fields = WHOLE, settled: int = 1
+) -> list[Fields]:
+    """A loss in a pipeline, a change soon after, and what node0 holds then."""
+    return [
+        *(at("loss", start), at("takeover", start + 1, pipeline=hit), held(start + 2, 1)),
+        at("changed", start + 3, pipelines=[pipeline]),
+        *(held(start + 4 + n, number + 7) for n in range(STEPS_TO_SETTLE)),
+        *(held(start + 50 + n, number) for n in range(settled)),
+    ]
+
+
+def leaks(*times: list[Fields]) -> list[str]:
+    events = [held(1.0, 99), *(event for time in times for event in time)]
+    return list(leak_complaints(Events(events)))
 
 
 @pytest.mark.parametrize("numbers", [(25, 25, 25), (25,), (25, 26, 24), ()])
 def test_no_leak(numbers: tuple[int, ...]) -> None:
-    assert list(leak_complaints(run(*numbers))) == []
+    assert leaks(*(made_whole(100.0 * n, number) for n, number in enumerate(numbers, 1))) == []
 
 
 def test_more_after_later_losses_is_a_leak() -> None:
-    found = list(leak_complaints(run(25, 25, 26)))
+    found = leaks(made_whole(100, 25), made_whole(200, 25), made_whole(300, 26))
     assert found[0] == "node0 held 25 threads after a loss, and 26 after later ones"
     assert len(found) == len(KINDS)
 
 
 def test_only_times_in_which_the_job_is_whole_count() -> None:
-    assert list(leak_complaints(run(25, 26, pipeline=MERGED))) == []
+    assert leaks(made_whole(100, 25, pipeline=MERGED), made_whole(200, 26, pipeline=MERGED)) == []
+
+
+def test_the_first_loss_of_another_pipeline_tells_nothing() -> None:
+    assert leaks(made_whole(100, 24, hit=1), made_whole(200, 25), made_whole(300, 25)) == []
 
 
 def test_a_time_too_short_to_settle_tells_nothing() -> None:
-    assert list(leak_complaints(run(25, 26, settled=0))) == []
+    assert leaks(made_whole(100, 25), made_whole(200, 26, settled=0)) == []
