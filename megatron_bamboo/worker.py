@@ -22,7 +22,13 @@ from megatron_bamboo.config.emulation import EMULATED
 from megatron_bamboo.data.fingerprint import fingerprint
 from megatron_bamboo.data.gpt_dataset import read_microbatch
 from megatron_bamboo.data.samples import microbatch_samples
-from megatron_bamboo.execution.commit import CommitLayout, to_hex, unit_parts
+from megatron_bamboo.execution.commit import (
+    CommitLayout,
+    DigestLayout,
+    stages_of_units,
+    to_hex,
+    unit_parts,
+)
 from megatron_bamboo.execution.compute import Compute
 from megatron_bamboo.execution.epochs import EpochWatch, Handlers
 from megatron_bamboo.execution.errors import DeadlineExceeded
@@ -41,6 +47,7 @@ from megatron_bamboo.execution.shaped_link import Link, ShapedGroup
 from megatron_bamboo.execution.tail import Tail
 from megatron_bamboo.execution.transport import TensorShape, Transport
 from megatron_bamboo.execution.turnstile import Turnstile, share_memory
+from megatron_bamboo.execution.verification import Verification
 from megatron_bamboo.execution.whereabouts import Whereabouts
 from megatron_bamboo.membership.assignment import Assignment
 from megatron_bamboo.membership.decision import StepReport
@@ -128,10 +135,12 @@ class Worker:
             read_costs(options.bamboo),
             tied=not options.model.untie_embeddings_and_output_weights,
             num_mirrors=options.bamboo.bamboo_mirror_gradients,
+            verifies_in=lambda step: self._verification.is_due(step),
         )
         self._ledger = CommitLedger(node)
         self._mailbox = Mailbox()
         self._registry = GroupRegistry(node, self._make_store, self._timeout())
+        self._verification = self._make_verification()
         bandwidth = options.bamboo.bamboo_emulated_bandwidth
         self._link = None if bandwidth is None else Link(1e6 * bandwidth)
         self._transport = Transport(self._mailbox, self._make_pair)
@@ -159,8 +168,7 @@ class Worker:
             start_step = self._plan.change.step - 1
         else:
             start_step = self._checkpoints.load()
-        if self._view.sharded:
-            self._ledger.note_gathered(start_step)
+        self._ledger.note_gathered(start_step)
         self._watch.start()
         if not self._assignment.is_standby:
             self._client.set(f"ready/{self._environment.worker}", b"1")
@@ -206,6 +214,7 @@ class Worker:
             samples=step * self._layout.global_batch_size,
             seconds=seconds,
             vector=to_hex(vector),
+            differences=tuple(map(str, self._verification.differences)),
         )
         is_new, self._plan = plan is not self._plan, plan
         is_first = plan.reporter == self._environment.worker
@@ -214,7 +223,7 @@ class Worker:
             self._reporter.repeat()
 
     def _finish(self) -> None:
-        if self._view.sharded:
+        if self._view.sharded or self._options.bamboo.bamboo_verify_replicas:
             self._await_gathers()
         self._reporter.finish()
         pipeline = self._executor.plan.pipelines[self._view.number]
@@ -323,6 +332,7 @@ class Worker:
             self._loss_scale,
             self._layout.global_batch_size,
             self._environment.tensor_rank,
+            self._verification,
         )
         compute = Compute(self._stages, self._layout, view.number, self._dropout, self._mailbox)
         return Parts(
@@ -331,6 +341,7 @@ class Worker:
             compute=compute,
             tail=tail,
             mirrors=Mirrors(self._stages, self._layout),
+            verification=self._verification,
             transport=self._transport,
             registry=self._registry,
             ledger=self._ledger,
@@ -346,7 +357,21 @@ class Worker:
         def within(action: Action, step: int) -> AbstractContextManager[None]:
             return self._where.at(step, str(action), kind=(action.op, action.stage, action.chunk))
 
-        return Injector(self._environment.inject, self._events, within)
+        return Injector(self._environment.inject, self._events, within, self._stages)
+
+    def _make_verification(self) -> Verification:
+        layout, num_layers = self._layout, self._options.model.num_layers
+        return Verification(
+            self._environment.worker,
+            self._environment.tensor_rank,
+            self._stages,
+            stages_of_units(num_layers, layout.num_stages, layout.num_chunks),
+            DigestLayout.of(num_layers, layout.tensor_size, layout.num_pipelines),
+            self._registry,
+            self._events,
+            self._options.bamboo.bamboo_verify_replicas,
+            shared=layout.num_shards > 1,
+        )
 
     def _turnstile(self) -> Turnstile | None:
         """Where the workers of this node meet, if there are several."""

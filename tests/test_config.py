@@ -204,6 +204,16 @@ def test_what_megatron_has_and_we_have_not_is_refused_by_name(
             2,
             "--bamboo-mirror-gradients must be between 0 and 16384, not -1",
         ),
+        (
+            "--bamboo-verify-replicas -1 --pipeline-model-parallel-size 2",
+            2,
+            "--bamboo-verify-replicas must be between 0 and 2147483647, not -1",
+        ),
+        (
+            "--bamboo-verify-replicas 5 --bamboo-redundancy none --pipeline-model-parallel-size 2",
+            2,
+            "--bamboo-verify-replicas has nothing to compare in one pipeline without replicas",
+        ),
         ("--hidden-size 66", 1, "--hidden-size 66 must be a multiple of --num-attention-heads 4"),
         ("--seq-length 64", 1, "--seq-length 64 needs --max-position-embeddings of at least"),
         ("--swiglu --hidden-size 16", 1, "give --ffn-hidden-size"),

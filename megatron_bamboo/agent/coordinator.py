@@ -187,6 +187,8 @@ class Coordinator:
             self._moved = time.monotonic()
             self._steps_in_epoch += report.epoch == self._plan.epoch
             self._newest_step = max(self._newest_step, report.step)
+            for difference in report.differences:
+                self._events.emit("difference", step=report.step, what=difference)
             self._reporter.passed(report)
             self._note_change(report)
             if self._steps_in_epoch == STEPS_TO_FORM_GROUPS:

@@ -130,7 +130,7 @@ def check_victims(injections: Sequence[Injection], nodes: Sequence[str]) -> None
                 f"{nodes[0]} to {nodes[-1]}"
             )
         if victims.count(injection.node) > 1:
-            raise UserError(f"--inject {injection}: {injection.node} can die only once")
+            raise UserError(f"--inject {injection}: {injection.node} can have only one fault")
 
 
 def check_reachable(injection: Injection, shape: JobShape) -> None:

@@ -44,6 +44,8 @@ class Reporter:
         while next_report := self._waiting.pop(self._next_step, None):
             self._write_loss(next_report)
             self._say(f" [{self._time()}] {iteration_line(next_report, self._shape)}")
+            for difference in next_report.differences:
+                self.note(f"before step {self._next_step} {difference}")
             self._advance(self._next_step)
             self._next_step += 1
             self._say_saves()

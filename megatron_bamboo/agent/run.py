@@ -34,7 +34,7 @@ from megatron_bamboo.agent.report import LOSSES_FILE
 from megatron_bamboo.agent.run_job import Outcome, Status, run_job
 from megatron_bamboo.agent.sizes import check_order
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.rehearsal.fault import How
+from megatron_bamboo.rehearsal.fault import LOSSES
 
 SHOWN_LOGS = 3
 SHOWN_LINES = 15
@@ -75,8 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NODE@iterN:ACTION",
         help="kill a node just before an action, like node5@iter7:2.0B3, its 12th of the iteration "
         "(node5@iter7:#12) or a moment of a save (node0@iter10:SAVE_RENAME); with another word at "
-        f"the end ({', '.join(list(How)[1:])}) something else happens: node5@iter7:#12:raise; may "
-        "be given again",
+        f"the end ({', '.join(LOSSES[1:])}) something else happens: node5@iter7:#12:raise; with "
+        "flip:UNIT/KIND a bit of its state flips: node5@iter7:1REDUCE:flip:layer1/exp_avg; may be "
+        "given again",
     )
     seconds = (
         ("--store-deadline", limits.store_seconds, "how long a worker tries to reach the store"),

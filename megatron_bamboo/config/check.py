@@ -75,6 +75,7 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
         )
     _check_mirrors(options.bamboo)
     pipelines = num_nodes // stages
+    _check_verification(options.bamboo, pipelines)
     batch = training.global_batch_size or training.micro_batch_size * pipelines
     if batch % (training.micro_batch_size * pipelines):
         raise UserError(
@@ -143,6 +144,19 @@ def _check_mirrors(options: BambooOptions) -> None:
         raise UserError(
             "--bamboo-mirror-gradients needs replicas to send to: use --bamboo-redundancy lazy, "
             "bubble or eager, or leave it out"
+        )
+
+
+def _check_verification(options: BambooOptions, num_pipelines: int) -> None:
+    every = options.bamboo_verify_replicas
+    if not 0 <= every <= LARGEST_SIZE:
+        raise UserError(
+            f"--bamboo-verify-replicas must be between 0 and {LARGEST_SIZE}, not {every}"
+        )
+    if every and options.bamboo_redundancy is Redundancy.NONE and num_pipelines == 1:
+        raise UserError(
+            "--bamboo-verify-replicas has nothing to compare in one pipeline without replicas: use "
+            "--bamboo-redundancy lazy, bubble or eager, start more nodes, or leave it out"
         )
 
 

@@ -173,6 +173,11 @@ class BambooOptions:
         "repeats only the backward passes since (default: 0, never)",
         0,
     )
+    bamboo_verify_replicas: int = _option(
+        "compare all copies of the state every so many steps, and mend what differs (default: 0, "
+        "never)",
+        0,
+    )
     bamboo_costs: str | None = _option(
         "with bubble: JSON file of what forwards and backwards take (default: 1 and 2)",
         None,

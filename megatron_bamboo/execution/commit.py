@@ -3,11 +3,16 @@
 One slot for each unit's sum of squares and one for each microbatch's loss. Each slot is filled by
 exactly one worker and is zero elsewhere, so that the sum over all workers is exact, and everyone
 adds the slots in the same order: the gradient norm and the loss do not depend on who holds what.
+In a step in which copies of the state are compared, each copy's digest has a slot after these: so
+all know what differs, or nobody, as with all that a commit says.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+
+from megatron_bamboo.planner.trust import Copy, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class CommitLayout:
 
     def loss(self, vector: Sequence[float]) -> float:
         """The mean over the step's microbatches."""
-        losses = vector[len(self.units) :]
+        losses = vector[len(self.units) : self.size]
         return _ordered_sum(losses) / len(losses)
 
     def _loss_slot(self, microbatch: int, pipeline: int) -> int:
@@ -48,10 +53,55 @@ class CommitLayout:
         return len(self.units) + microbatch * self.num_pipelines + pipeline
 
 
+@dataclass(frozen=True, slots=True)
+class DigestLayout:
+    """Which slot after the commit's own is which copy's digest."""
+
+    copies: tuple[Copy, ...]
+
+    @classmethod
+    def of(cls, num_layers: int, tensor_size: int, num_pipelines: int) -> "DigestLayout":
+        """For each copy that there may be of each tensor rank's part of each unit of a GPT."""
+        return cls(
+            tuple(
+                Copy(unit, rank, kind, pipeline, is_replica)
+                for unit in model_units(num_layers)
+                for rank, kind, pipeline, is_replica in product(
+                    range(tensor_size), Kind, range(num_pipelines), (False, True)
+                )
+            )
+        )
+
+    def fill(self, digests: Mapping[Copy, int]) -> list[float]:
+        """One worker's slots: zero for what it does not hold."""
+        unknown = digests.keys() - set(self.copies)
+        assert not unknown, f"no slot for {unknown}"
+        return [float(digests.get(copy, 0)) for copy in self.copies]
+
+    def read(self, slots: Sequence[float]) -> dict[Copy, int]:
+        """The digest of each copy that there is."""
+        digests = zip(self.copies, map(int, slots), strict=True)
+        return {copy: digest for copy, digest in digests if digest}
+
+
+def model_units(num_layers: int) -> tuple[str, ...]:
+    """The units of a GPT, in model order."""
+    return ("embedding", *(f"layer{number}" for number in range(num_layers)), "head")
+
+
+def stages_of_units(num_layers: int, num_stages: int, num_chunks: int) -> dict[str, int]:
+    """By unit the stage that it belongs to."""
+    embedding, *layers, head = model_units(num_layers)
+    per_chunk = num_layers // (num_stages * num_chunks)
+    stages = {layer: n // per_chunk % num_stages for n, layer in enumerate(layers)}
+    return {embedding: 0, **stages, head: num_stages - 1}
+
+
 def unit_parts(num_layers: int, tensor_size: int) -> tuple[str, ...]:
     """Each tensor rank's part of each unit of a GPT, in model order."""
-    units = ("embedding", *(f"layer{number}" for number in range(num_layers)), "head")
-    return tuple(unit_part(unit, rank) for unit in units for rank in range(tensor_size))
+    return tuple(
+        unit_part(unit, rank) for unit in model_units(num_layers) for rank in range(tensor_size)
+    )
 
 
 def unit_part(unit: str, tensor_rank: int) -> str:

@@ -35,7 +35,7 @@ from megatron_bamboo.schedule.takeover import Progress
 from megatron_bamboo.script.providers import ForwardStepFunc
 
 # Where a worker can do nothing until another has done its part.
-_AWAITED = RECEIVE_OPS | TAIL_OPS - {Op.STEP, Op.SEND_STATE}
+_AWAITED = RECEIVE_OPS | TAIL_OPS - {Op.VERIFY, Op.STEP, Op.SEND_STATE}
 # What ends the forward and backward part: not the state that moves, which is sent first, nor what
 # the step before has left to gather.
 _LAST_OPS = TAIL_OPS - GATHER_OPS - {Op.SEND_STATE}
@@ -185,7 +185,7 @@ class Executor:
                 self._course.state.done.append(action)
             self._log(action, start)
             if action.op is Op.STEP:
-                self._follower.make_change_of(self._course.stepped)
+                self._follower.go_on_after(self._course.stepped)
 
     def _at(self, action: Action) -> AbstractContextManager[None]:
         """Say where this worker is, and for whom it waits there."""

@@ -78,19 +78,27 @@ class PlanFollower:
                 self._performer.expect()
         self._log_takeover(before, plan, start)
 
-    def make_change_of(self, step: int) -> None:
-        """Act by what was planned for after a step that has just been applied, if anything was."""
+    def go_on_after(self, step: int) -> None:
+        """A step has just been applied: act by what was planned for after it, if anything was, and
+        mend what was found to differ in it."""
         course = self._course
         if course.plan.change is not None and course.plan.change.step == step:
             self._make_change()
             # New holders have stepped their share, and need those of the others at once.
             course.queue = deque(self._view.gathers())
+        course.queue.extend(self._mends())
+        if not course.queue:
+            course.ledger.note_gathered(step)
 
     def open_gathers(self) -> Program:
-        """The gather of the last step, where somebody has not completed it."""
+        """What came after the last step, where somebody has not completed it."""
         if self._parts.ledger.gathered == self._course.stepped:
             return ()
-        return self._view.gathers()
+        return (*self._view.gathers(), *self._mends())
+
+    def _mends(self) -> Program:
+        """What is to be done about copies of the state that differed before the last step."""
+        return self._view.mends(self._parts.verification.stages_to_mend(self._course.plan))
 
     def hold(self, plan: Plan) -> None:
         """Hold the stages that are this worker's under a plan, and those that it will have."""
@@ -114,10 +122,10 @@ class PlanFollower:
         self.hold(plan)
 
     def _gather_again(self, decision: StepDecision | None) -> None:
-        """Take back that all parameters are there, where another has not got all of its own."""
+        """Take back that all is there after a step, where another has not got all of its own."""
         ledger = self._parts.ledger
         # A standby that has not joined yet holds nothing.
-        if decision is not None and self._view.gathers():
+        if decision is not None and (self._view.gathers() or self._mends()):
             ledger.note_gathered(min(ledger.gathered, decision.gathered))
 
     def _adopt_mirrors(self) -> None:

@@ -3,10 +3,14 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
+import torch
+
 from megatron_bamboo.checkpoint.moments import BeforeMoment, SaveMoment
+from megatron_bamboo.execution.errors import TrainingError
+from megatron_bamboo.model.stage import Stage
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.rehearsal.fault import Fault, How, Nth
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, Action
@@ -25,12 +29,16 @@ class Injector:
     Args:
         text: the fault, like ``iter7:2.0B3``; empty for none.
         within: says to the agent that this worker is in an action.
+        stages: what this worker holds.
     """
 
-    def __init__(self, text: str, events: EventLog, within: BeWithin) -> None:
+    def __init__(
+        self, text: str, events: EventLog, within: BeWithin, stages: Mapping[int, Stage]
+    ) -> None:
         self._fault = Fault.parse(text) if text else None
         self._events = events
         self._within = within
+        self._stages = stages
         self._begun = 0
 
     def before_action(self, action: Action, step: int) -> None:
@@ -64,7 +72,10 @@ class Injector:
         if fault.how is How.HANG:
             assert isinstance(moment, Action)
             self._hang(moment, step)
-        strike(fault.how)
+        if fault.how is How.FLIP:
+            _flip_a_bit(fault, self._stages)
+        else:
+            strike(fault.how)
 
     def _hang(self, action: Action, step: int) -> None:
         with self._within(action, step):
@@ -78,7 +89,18 @@ def save_injector(text: str, events: EventLog) -> BeforeMoment:
     def nowhere(action: Action, step: int) -> AbstractContextManager[None]:
         raise AssertionError(f"a save does not come to {action} of step {step}")
 
-    return Injector(text, events, nowhere).before_moment
+    return Injector(text, events, nowhere, {}).before_moment
+
+
+def _flip_a_bit(fault: Fault, stages: Mapping[int, Stage]) -> None:
+    """Flip the lowest bit of the first byte of the first such tensor, wherever it is held."""
+    for stage in stages.values():
+        for name, tensor in stage.state():
+            unit, *_, kind = name.split("/")
+            if f"{unit}/{kind.partition('@')[0]}" == fault.what:
+                tensor.view(-1)[:1].view(torch.uint8)[0] ^= 1
+                return
+    raise TrainingError(f"--inject {fault}: this node has no {fault.what} then")
 
 
 def strike(how: How) -> None:
@@ -100,5 +122,5 @@ def strike(how: How) -> None:
             raise InjectedError("a fault on purpose")
         case How.EXIT:
             os._exit(0)
-        case How.HANG:
-            raise AssertionError("who hangs does so in an action")
+        case How.HANG | How.FLIP:
+            raise AssertionError(f"{how} needs more than a process")

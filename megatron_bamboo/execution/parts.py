@@ -11,6 +11,7 @@ from megatron_bamboo.execution.registry import GroupRegistry
 from megatron_bamboo.execution.tail import Tail
 from megatron_bamboo.execution.transport import TensorShape, Transport
 from megatron_bamboo.execution.turnstile import Turnstile
+from megatron_bamboo.execution.verification import Verification
 from megatron_bamboo.execution.whereabouts import Whereabouts
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.schedule.actions import Action
@@ -35,6 +36,7 @@ class Parts:
     compute: Compute
     tail: Tail
     mirrors: Mirrors
+    verification: Verification
     transport: Transport
     registry: GroupRegistry
     ledger: CommitLedger

@@ -51,10 +51,13 @@ class Performer:
             Op.RECV_REFRESH: self._receive_refresh,
             Op.SEND_STATE: self._send_state,
             Op.RECV_STATE: self._receive_state,
+            Op.VERIFY: lambda a: parts.verification.make_digests(course.plan),
             Op.COMMIT: self._commit,
             Op.STEP: self._step,
             Op.GATHER: self._gather,
             Op.RGATHER: self._gather,
+            Op.MEND: self._mend,
+            Op.RMEND: self._mend,
         }
 
     def begin_step(self, data: Iterator[Any], forward_step: ForwardStepFunc) -> None:
@@ -159,6 +162,14 @@ class Performer:
 
     def _gather(self, action: Action) -> None:
         self._parts.tail.gather(action.stage)
+        self._note_completed()
+
+    def _mend(self, action: Action) -> None:
+        self._parts.verification.mend(action.stage, self._course.plan)
+        self._note_completed()
+
+    def _note_completed(self) -> None:
+        """Where this was the last action of a step, say that this worker has all of the step."""
         if len(self._course.queue) == 1 or self._course.queue[1].op not in GATHER_OPS:
             self._parts.ledger.note_gathered(self._course.stepped)
 

@@ -3,7 +3,7 @@
 No communication happens here; everything follows from the plan, the options and the progress.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from megatron_bamboo.config import Layout
@@ -16,7 +16,13 @@ from megatron_bamboo.schedule.mirrors import covered_by, mirrored_microbatches
 from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.schedule.schedule import Program, Schedule, count_promoted
 from megatron_bamboo.schedule.steady import steady_schedule
-from megatron_bamboo.schedule.tail import Move, gather_program, state_sends, tail_program
+from megatron_bamboo.schedule.tail import (
+    Move,
+    gather_program,
+    mend_program,
+    state_sends,
+    tail_program,
+)
 from megatron_bamboo.schedule.takeover import (
     Progress,
     mirrors_used,
@@ -69,6 +75,7 @@ class PipelineView:
         costs: Costs,
         tied: bool,
         num_mirrors: int = 0,
+        verifies_in: Callable[[int], bool] = lambda step: False,
     ) -> None:
         self.node = node
         self.number = plan.pipeline_of(node)
@@ -82,6 +89,7 @@ class PipelineView:
         self._redundancy = redundancy
         self._costs = costs
         self._num_mirrors = num_mirrors
+        self._verifies_in = verifies_in
         self.adopted: tuple[Action, ...] = ()
         """The receives of the mirrors from which this worker goes on since the newest plan."""
         self.set_plan(plan)
@@ -105,11 +113,16 @@ class PipelineView:
 
     def tail(self, step: int) -> Program:
         """The tail of a step under the placement in force."""
-        return tail_program(self.in_force, self.rank, self.tied, self.sharded, self.moves(step))
+        moves, verifies = self.moves(step), self._verifies_in(step)
+        return tail_program(self.in_force, self.rank, self.tied, self.sharded, moves, verifies)
 
     def gathers(self) -> Program:
         """What is gathered after a step, under the placement in force."""
         return gather_program(self.in_force, self.rank) if self.sharded else ()
+
+    def mends(self, stages: Collection[int]) -> Program:
+        """How these stages' right state is given or got, after the gathers of a step."""
+        return mend_program(self.in_force, self.rank, stages)
 
     def moves(self, step: int) -> tuple[Move, ...]:
         """The state that moves within this pipeline in a step."""

@@ -207,6 +207,14 @@ class GroupRegistry:
                 if _is_pair(name):
                     self._memberships.setdefault(name, Membership(members, epoch))
 
+    def add(self, name: str, members: tuple[str, ...], epoch: int) -> None:
+        """Learn of a collective group that no plan knows of; it ends with the epoch at the latest.
+
+        All members do so in the same epoch, with the same name, which is used for nothing else.
+        """
+        with self._lock:
+            self._memberships.setdefault(name, Membership(members, epoch))
+
     def get(self, name: str) -> Group | None:
         """The group of this name, made if need be; None where this worker is alone in it.
 

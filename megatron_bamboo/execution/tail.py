@@ -24,6 +24,7 @@ from megatron_bamboo.execution.registry import (
 )
 from megatron_bamboo.execution.step_state import StepState
 from megatron_bamboo.execution.transport import Transport
+from megatron_bamboo.execution.verification import Verification
 from megatron_bamboo.model.moving import Counters, pack, unpack
 from megatron_bamboo.model.optimizer_state import optimizers_of, set_step
 from megatron_bamboo.model.precision import LossScale
@@ -50,6 +51,7 @@ class Tail:
         loss_scale: LossScale,
         batch_size: int,
         tensor_rank: int,
+        verification: Verification,
     ) -> None:
         self._node = node
         self._pipeline = pipeline
@@ -62,6 +64,7 @@ class Tail:
         self._loss_scale = loss_scale
         self._batch_size = batch_size
         self._tensor_rank = tensor_rank
+        self._verification = verification
 
     def reduce(self, stage_number: int, state: StepState) -> None:
         """Sum a stage's gradients over its primaries, unit by unit, out of place."""
@@ -147,7 +150,8 @@ class Tail:
     def commit(self, pipeline: PipelinePlan, state: StepState) -> None:
         """Agree with all live workers that the step is applied, and learn the commit vector."""
         group = self._registry.get(COMMIT_GROUP)
-        vector = torch.tensor(self._contribution(pipeline, state), dtype=torch.float64)
+        slots = [*self._contribution(pipeline, state), *self._verification.slots(state.step)]
+        vector = torch.tensor(slots, dtype=torch.float64)
 
         def collective() -> Sequence[float]:
             if group is not None:
@@ -171,6 +175,7 @@ class Tail:
         """
         vector = self._ledger.passed_vector(state.step)
         assert vector is not None, f"step {state.step} is applied before its commit"
+        self._verification.judge(state.step, vector[self._layout.size :])
         norm = self._layout.gradient_norm(vector) / self._loss_scale.value
         loss = self._layout.loss(vector)
         may_skip = self._loss_scale.is_used and math.isfinite(loss)

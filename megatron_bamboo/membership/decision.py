@@ -74,6 +74,8 @@ class StepReport:
     seconds: float
     vector: tuple[str, ...]
     loss_scale: float = 1.0
+    differences: tuple[str, ...] = ()
+    """What differed between copies of the state before the step, a line each."""
 
     def to_json(self) -> str:
         """The value of ``passed/<step>``."""
@@ -82,7 +84,8 @@ class StepReport:
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         """The report that ``to_json`` wrote."""
-        return cls(**_with_vector(_exact(cls, json.loads(text))))
+        values = _with_vector(_exact(cls, json.loads(text)))
+        return cls(**values | {"differences": tuple(values["differences"])})
 
 
 @dataclass(frozen=True, slots=True)

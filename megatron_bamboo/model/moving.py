@@ -28,6 +28,10 @@ class Counters:
     loss_scale: Tensor
 
 
+NO_COUNTERS = Counters(0, torch.zeros(0, dtype=torch.float64))
+"""For state that goes to one who has counted all along."""
+
+
 def num_bytes(stage: Stage) -> int:
     """The length of a packed stage."""
     make_moments(stage)

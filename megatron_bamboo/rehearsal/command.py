@@ -17,7 +17,7 @@ from rich.console import Console
 from megatron_bamboo.agent.job import Injection, JobShape
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.rehearsal.draw import Lottery
-from megatron_bamboo.rehearsal.fault import How
+from megatron_bamboo.rehearsal.fault import LOSSES, How
 from megatron_bamboo.rehearsal.invariants import complaints
 from megatron_bamboo.rehearsal.launch import Training
 from megatron_bamboo.rehearsal.results import Ending, Results, RunResult, code_digest
@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--standbys", type=int, default=0, metavar="N", help="as of bamboo run")
     add(
         "--kinds",
-        default=",".join(How),
+        default=",".join(LOSSES),
         metavar="KIND,..",
-        help=f"what happens to nodes (all: {', '.join(How)})",
+        help=f"what happens to nodes (all: {', '.join(LOSSES)})",
     )
     add("--per-run", type=int, default=4, metavar="N", help="faults of a run, at most (4)")
     add(
@@ -163,8 +163,8 @@ class Campaign:
 
 def _kinds(text: str) -> tuple[How, ...]:
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if unknown := [word for word in words if word not in tuple(How)]:
-        raise UserError(f"--kinds {unknown[0]}: the kinds are {', '.join(How)}")
+    if unknown := [word for word in words if word not in LOSSES]:
+        raise UserError(f"--kinds {unknown[0]}: the kinds are {', '.join(LOSSES)}")
     if not words:
         raise UserError("--kinds: name at least one kind")
     return tuple(map(How, words))

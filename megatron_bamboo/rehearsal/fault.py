@@ -33,6 +33,12 @@ class How(StrEnum):
     """The worker ends with status 0, before the training is over."""
     HANG = "hang"
     """The worker's main thread stays in a forward or backward: in this action or the next such."""
+    FLIP = "flip"
+    """A bit flips in what the worker has of a unit's state, and it goes on."""
+
+
+LOSSES = tuple(how for how in How if how is not How.FLIP)
+"""What costs the job a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +62,28 @@ class Fault:
     step: int
     moment: Moment
     how: How = How.KILL
+    what: str = ""
+    """With a flip: the unit and the kind of its state, like ``layer1/exp_avg``."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From ``iter7:2.0B3`` or ``iter7:#12:raise``.
+        """From ``iter7:2.0B3``, ``iter7:#12:raise`` or ``iter7:1REDUCE:flip:layer1/exp_avg``.
 
         Raises:
             ValueError: it is no fault.
         """
-        found = re.fullmatch(r"iter([1-9][0-9]*):([^:]*)(?::(.*))?", text)
+        found = re.fullmatch(r"iter([1-9][0-9]*):([^:]*)(?::([^:]*))?(?::(.*))?", text)
         if found is None:
             raise ValueError("write NODE@iterN:ACTION, like node5@iter7:2.0B3")
-        step, moment, how = found.groups()
-        return cls(int(step), parse_moment(moment), _parse_how(how or How.KILL))
+        step, moment, how, what = found.groups()
+        return cls(int(step), parse_moment(moment), _parse_how(how or How.KILL), what or "")
 
     def __post_init__(self) -> None:
+        if (self.how is How.FLIP) != bool(re.fullmatch("[^/]+/[^/]+", self.what)):
+            raise ValueError(
+                "a flip, and nothing else, says in which state: flip:UNIT/KIND, like "
+                "flip:layer1/parameter or flip:layer1/exp_avg"
+            )
         if isinstance(self.moment, SaveMoment) and self.how is not How.KILL:
             raise ValueError(f"at {self.moment} a node can only be killed, not {self.how}")
         is_compute = isinstance(self.moment, Nth) or (
@@ -81,7 +94,8 @@ class Fault:
 
     def __str__(self) -> str:
         text = f"iter{self.step}:{self.moment}"
-        return text if self.how is How.KILL else f"{text}:{self.how}"
+        text = text if self.how is How.KILL else f"{text}:{self.how}"
+        return f"{text}:{self.what}" if self.what else text
 
 
 def parse_moment(text: str) -> Moment:

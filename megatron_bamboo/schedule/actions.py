@@ -51,6 +51,9 @@ class Op(StrEnum):
     SEND_STATE = "SEND_STATE"
     # Waits for the state of a stage that this worker will hold (SEND_STATE), and puts it in place.
     RECV_STATE = "RECV_STATE"
+    # Makes digests of the state as it is before the step, for COMMIT to compare; its stage is the
+    # worker's rank.
+    VERIFY = "VERIFY"
     # Agrees with all live workers that the step is applied; its stage is the worker's rank.
     COMMIT = "COMMIT"
     # Applies the step to all that the worker holds, purely locally; its stage is the rank.
@@ -60,6 +63,11 @@ class Op(StrEnum):
     GATHER = "GATHER"
     # The part in GATHER of a replica's worker.
     RGATHER = "RGATHER"
+    # After a step whose VERIFY found copies of a stage's state that differ: who has the right one
+    # gives it to who has not. On the workers of its replicas its pair is RMEND.
+    MEND = "MEND"
+    # The part in MEND of a replica's worker.
+    RMEND = "RMEND"
 
     # That of an enumeration is a Python function; actions are hashed by the thousand.
     __hash__ = str.__hash__
@@ -69,8 +77,9 @@ COMPUTE_OPS = frozenset({Op.F, Op.B, Op.RF})
 SEND_OPS = frozenset({Op.SEND_F, Op.SEND_B, Op.SEND_MIRROR})
 RECEIVE_OPS = frozenset({Op.RECV_F, Op.RECV_B, Op.RECV_MIRROR})
 TAIL_OPS = frozenset(Op) - COMPUTE_OPS - SEND_OPS - RECEIVE_OPS
-# What comes after the step.
-GATHER_OPS = frozenset({Op.GATHER, Op.RGATHER})
+MEND_OPS = frozenset({Op.MEND, Op.RMEND})
+# What comes after the step, and can be run again until the next one is applied.
+GATHER_OPS = frozenset({Op.GATHER, Op.RGATHER}) | MEND_OPS
 # The messages that bring a computation its input and take its result away.
 RECEIVE_BEFORE = {Op.F: Op.RECV_F, Op.B: Op.RECV_B}
 SEND_AFTER = {Op.F: Op.SEND_F, Op.B: Op.SEND_B}

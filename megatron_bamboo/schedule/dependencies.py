@@ -66,6 +66,8 @@ class Dependencies:
                 return (reduce, tie) if tie in self.present else (reduce,)
             case Op.RECV_REFRESH:
                 return (Action(stage, None, Op.SEND_REFRESH, None),)
+            case Op.VERIFY:
+                return ()
             case Op.COMMIT:
                 return self._before_commit()
             case Op.GATHER | Op.RGATHER:

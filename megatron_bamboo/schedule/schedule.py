@@ -56,9 +56,9 @@ class Schedule:
     def rank_of(self, action: Action) -> int | None:
         """The rank that runs an action; None for work on a replica that nobody holds."""
         match action.op:
-            case Op.RF | Op.RECV_MIRROR | Op.RECV_REFRESH | Op.RGATHER:
+            case Op.RF | Op.RECV_MIRROR | Op.RECV_REFRESH | Op.RGATHER | Op.RMEND:
                 return self.replicas[action.stage]
-            case Op.COMMIT | Op.STEP:
+            case Op.VERIFY | Op.COMMIT | Op.STEP:
                 return action.stage
             case _:
                 return self.placement[action.stage]

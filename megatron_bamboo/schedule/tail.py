@@ -1,11 +1,11 @@
-"""The end of an iteration: reduce, tie, refresh, commit, step, gather.
+"""The end of an iteration: reduce, tie, refresh, verify, commit, step, gather.
 
 In this order everything that a step needs is complete on every holder before anyone commits. All
 sends of a worker come before its waits, and all workers gather in one order of the stages, so that
 the tail cannot deadlock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from megatron_bamboo.schedule.actions import Action, Op
@@ -21,18 +21,21 @@ class Move:
     target: int
 
 
-def add_tail(schedule: Schedule, tied: bool, sharded: bool = False) -> Schedule:
+def add_tail(
+    schedule: Schedule, tied: bool, sharded: bool = False, verifies: bool = False
+) -> Schedule:
     """The schedule with the tail appended to each live rank's program.
 
     Args:
         tied: the first stage's embedding and the last stage's head are one weight. In a pipeline
             of one stage the two roles have one gradient already.
         sharded: the pipelines share the optimizer's state, so that parameters are gathered.
+        verifies: copies of the state are compared in this step.
     """
     tie = tied and schedule.num_stages > 1
     programs = list(schedule.programs)
     for rank in schedule.live_ranks:
-        programs[rank] += tail_program(schedule, rank, tie, sharded)
+        programs[rank] += tail_program(schedule, rank, tie, sharded, verifies=verifies)
     return replace(schedule, programs=tuple(programs))
 
 
@@ -42,6 +45,7 @@ def tail_program(
     tie: bool,
     sharded: bool = False,
     moves: Sequence[Move] = (),
+    verifies: bool = False,
 ) -> Program:
     """The tail of one rank.
 
@@ -56,7 +60,8 @@ def tail_program(
     states = [_tail(stage, Op.RECV_STATE) for stage in joining]
     receives = [_tail(s, Op.RECV_REFRESH) for s in (*schedule.replicas_of(rank), *joining)]
     ties = _tie_actions(schedule, rank) if tie else []
-    end = [_tail(rank, Op.COMMIT), _tail(rank, Op.STEP)]
+    verify = [_tail(rank, Op.VERIFY)] * verifies
+    end = [*verify, _tail(rank, Op.COMMIT), _tail(rank, Op.STEP)]
     gathers = gather_program(schedule, rank) if sharded else ()
     return (*reduces, *ties, *sends, *states, *receives, *end, *gathers)
 
@@ -73,6 +78,17 @@ def gather_program(schedule: Schedule, rank: int) -> Program:
     return tuple(
         _tail(stage, Op.GATHER if schedule.placement[stage] == rank else Op.RGATHER)
         for stage in sorted(held, key=lambda stage: _gather_turn(stage, schedule.num_stages))
+    )
+
+
+def mend_program(schedule: Schedule, rank: int, stages: Collection[int]) -> Program:
+    """A rank's part in giving some stages' right state to who has another, after all gathers.
+
+    In the order of gathers, so that it cannot deadlock either.
+    """
+    return tuple(
+        _tail(stage, Op.MEND if schedule.placement[stage] == rank else Op.RMEND)
+        for stage in sorted(stages, key=lambda stage: _gather_turn(stage, schedule.num_stages))
     )
 
 

@@ -115,8 +115,9 @@ def _expected(schedule: Schedule, present: set[Action], received: Actions) -> It
     if any(action.op in TAIL_OPS for action in present):
         tie = any(action.op in (Op.TIE, Op.SEND_TIE) for action in present)
         sharded = any(action.op in GATHER_OPS for action in present)
+        verifies = any(action.op is Op.VERIFY for action in present)
         for rank in schedule.live_ranks:
-            yield from tail_program(schedule, rank, tie, sharded)
+            yield from tail_program(schedule, rank, tie, sharded, verifies=verifies)
 
 
 def _check_pairs(schedule: Schedule, finished: Actions) -> None:

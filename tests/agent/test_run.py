@@ -353,7 +353,7 @@ REFUSED = [
     (
         ("--inject", "node1@iter1:1.0F1", "--inject", "node1@iter2:1.0F1"),
         (),
-        "node1 can die only once",
+        "node1 can have only one fault",
     ),
     (("--workers-per-node", "2"), (), "--workers-per-node 2: the script's layers are shared by 1"),
     (("--record-deadline", "0"), (), "--record-deadline must be more than 0 seconds"),

@@ -2,10 +2,18 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
-from megatron_bamboo.execution.commit import CommitLayout, from_hex, to_hex, unit_parts
+from megatron_bamboo.execution.commit import (
+    CommitLayout,
+    DigestLayout,
+    from_hex,
+    stages_of_units,
+    to_hex,
+    unit_parts,
+)
 
 UNITS = ("embedding", "layer0", "head")
 LAYOUT = CommitLayout(UNITS, num_pipelines=2, num_microbatches=3)
@@ -55,6 +63,33 @@ def test_sums_are_made_from_the_first_slot_to_the_last() -> None:
 def test_losses_stand_in_the_order_of_global_microbatches() -> None:
     vector = added([LAYOUT.fill({}, p, {m: m * 2.0 + p for m in range(3)}) for p in range(2)])
     assert vector[len(UNITS) :] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_each_copy_has_a_slot_for_its_digest() -> None:
+    layout = DigestLayout.of(num_layers=1, tensor_size=2, num_pipelines=2)
+    assert len(layout.copies) == len(set(layout.copies)) == 3 * 2 * 2 * 2 * 2
+    largest = {copy: 2**52 - 1 - n for n, copy in enumerate(layout.copies)}
+    one, other = (
+        {copy: largest[copy] for copy in layout.copies if copy.is_replica is is_replica}
+        for is_replica in (False, True)
+    )
+    assert layout.read(added([layout.fill(one), layout.fill(other)])) == largest
+    assert layout.read(layout.fill(one)) == one
+    with pytest.raises(AssertionError, match="no slot"):
+        layout.fill({replace(layout.copies[0], pipeline=2): 1})
+
+
+def test_digests_are_no_part_of_norm_and_loss() -> None:
+    vector = [1.0, 4.0, 4.0, *[2.0] * 6]
+    assert LAYOUT.gradient_norm([*vector, 7e9]) == LAYOUT.gradient_norm(vector) == 3.0
+    assert LAYOUT.loss([*vector, 7e9]) == LAYOUT.loss(vector) == 2.0
+
+
+def test_units_belong_to_the_stages_of_their_chunks() -> None:
+    assert stages_of_units(num_layers=8, num_stages=2, num_chunks=2) == {
+        **{"embedding": 0, "layer0": 0, "layer1": 0, "layer2": 1, "layer3": 1},
+        **{"layer4": 0, "layer5": 0, "layer6": 1, "layer7": 1, "head": 1},
+    }
 
 
 def test_text_keeps_every_bit() -> None:

@@ -105,6 +105,13 @@ class Nothing:
         return lambda *_, **__: None
 
 
+class FakeVerification:
+    """Nothing ever differs."""
+
+    def stages_to_mend(self, plan: Plan) -> tuple[int, ...]:
+        return ()
+
+
 class Bench:
     """An executor of node2 among parts that do nothing, but for the commit's ledger."""
 
@@ -135,6 +142,7 @@ class Bench:
             compute=FakeCompute(),  # type: ignore[arg-type]
             tail=nothing,
             mirrors=self.mirrors,  # type: ignore[arg-type]
+            verification=FakeVerification(),  # type: ignore[arg-type]
             transport=fakes,
             registry=nothing,
             ledger=self.ledger,

@@ -6,10 +6,13 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from megatron_bamboo.checkpoint.moments import SaveMoment
+from megatron_bamboo.execution.errors import TrainingError
 from megatron_bamboo.execution.injection import InjectedError, Injector, save_injector, strike
 from megatron_bamboo.observe.events import EventLog, read_events
 from megatron_bamboo.rehearsal.fault import How
@@ -59,7 +62,7 @@ def room() -> Room:
 def test_only_that_action_of_that_step_is_fatal(
     events: EventLog, kills: Kills, room: Room, tmp_path: Path
 ) -> None:
-    injector = Injector("iter7:2.0B3", events, room.within)
+    injector = Injector("iter7:2.0B3", events, room.within, {})
     for action, step in ((FATAL, 6), (FATAL, 8), (Action.parse("2.0F3"), 7)):
         injector.before_action(action, step)
     assert not kills and not read_events(tmp_path)
@@ -71,26 +74,26 @@ def test_only_that_action_of_that_step_is_fatal(
 
 
 def test_it_strikes_once(events: EventLog, kills: Kills, room: Room) -> None:
-    injector = Injector("iter7:2.0B3:stop", events, room.within)
+    injector = Injector("iter7:2.0B3:stop", events, room.within, {})
     for _ in range(2):
         injector.before_action(FATAL, 7)
     assert kills == [(-os.getpgrp(), signal.SIGSTOP)]
 
 
 def test_tail_actions_can_be_fatal(events: EventLog, kills: Kills, room: Room) -> None:
-    Injector("iter12:2COMMIT", events, room.within).before_action(COMMIT, 12)
+    Injector("iter12:2COMMIT", events, room.within, {}).before_action(COMMIT, 12)
     assert len(kills) == 1
 
 
 def test_no_fault_kills_nobody(events: EventLog, kills: Kills, room: Room) -> None:
-    Injector("", events, room.within).before_action(FATAL, 7)
+    Injector("", events, room.within, {}).before_action(FATAL, 7)
     assert not kills
 
 
 def test_the_nth_action_of_a_step_is_fatal(
     events: EventLog, kills: Kills, room: Room, tmp_path: Path
 ) -> None:
-    injector = Injector("iter2:#2", events, room.within)
+    injector = Injector("iter2:#2", events, room.within, {})
     for step in (1, 1, 1, 2):
         injector.before_action(FATAL, step)
     assert not kills
@@ -100,7 +103,7 @@ def test_the_nth_action_of_a_step_is_fatal(
 
 
 def test_where_a_step_has_fewer_the_next_one_is(events: EventLog, kills: Kills, room: Room) -> None:
-    injector = Injector("iter2:#9", events, room.within)
+    injector = Injector("iter2:#9", events, room.within, {})
     injector.before_action(FATAL, 2)
     assert not kills
     injector.before_action(FATAL, 3)
@@ -114,7 +117,7 @@ def test_a_worker_hangs_in_the_next_computation(
         raise HangOver
 
     monkeypatch.setattr(time, "sleep", sleep)
-    injector = Injector("iter2:#1:hang", events, room.within)
+    injector = Injector("iter2:#1:hang", events, room.within, {})
     injector.before_action(COMMIT, 2)
     with pytest.raises(HangOver):
         injector.before_action(FATAL, 2)
@@ -145,3 +148,34 @@ def test_a_worker_can_end_as_if_all_were_well() -> None:
         strike(How.EXIT)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+class Held:
+    """A stage with one tensor."""
+
+    def __init__(self) -> None:
+        self.moment = torch.tensor([[1.0, 2.0]])
+
+    def state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "layer1/layer.bias/exp_avg@4", self.moment
+
+
+def test_a_bit_flips_once_and_the_node_lives_on(
+    events: EventLog, kills: Kills, room: Room, tmp_path: Path
+) -> None:
+    held: Any = Held()
+    injector = Injector("iter2:2COMMIT:flip:layer1/exp_avg", events, room.within, {2: held})
+    injector.before_action(COMMIT, 1)
+    assert held.moment.tolist() == [[1.0, 2.0]]
+    for _ in range(2):
+        injector.before_action(COMMIT, 2)
+        assert held.moment.view(torch.int32).tolist() == [[0x3F800001, 0x40000000]]
+    (event,) = read_events(tmp_path)
+    assert (event["event"], event["how"], kills) == ("fault", "flip", [])
+
+
+def test_what_is_not_there_cannot_flip(events: EventLog, room: Room) -> None:
+    held: Any = Held()
+    injector = Injector("iter2:2COMMIT:flip:layer1/exp_avg_sq", events, room.within, {2: held})
+    with pytest.raises(TrainingError, match="this node has no layer1/exp_avg_sq then"):
+        injector.before_action(COMMIT, 2)

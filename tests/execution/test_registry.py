@@ -57,6 +57,17 @@ def make_at_once(store: FakeStore, name: str, members: tuple[str, ...], *_: obje
     return FakeGroup(name, members)
 
 
+def test_a_group_that_no_plan_knows_of_ends_with_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = made_by(monkeypatch, make_at_once)
+    groups.add("mend/3/1/node1", ("node1", "node0"), 0)
+    group = groups.get("mend/3/1/node1")
+    assert isinstance(group, FakeGroup) and groups.get("mend/3/1/node1") is group
+    groups.leave(0, [])
+    assert group.released.is_set()
+    with pytest.raises(PeerLost):
+        groups.get("mend/3/1/node1")
+
+
 def test_a_group_that_is_never_made_releases_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on, late = threading.Event(), []
 

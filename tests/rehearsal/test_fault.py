@@ -14,6 +14,11 @@ from megatron_bamboo.schedule.actions import Action, Op
         ("iter12:1COMMIT:stop", Fault(12, Action(1, None, Op.COMMIT, None), How.STOP)),
         ("iter1:SAVE_RENAME", Fault(1, SaveMoment.RENAME)),
         ("iter3:#12:raise", Fault(3, Nth(12), How.RAISE)),
+        (
+            "iter3:1REDUCE:flip:layer1/exp_avg",
+            Fault(3, Action(1, None, Op.REDUCE, None), How.FLIP, "layer1/exp_avg"),
+        ),
+        ("iter3:#12:flip:head/parameter", Fault(3, Nth(12), How.FLIP, "head/parameter")),
         ("iter3:0.1F0:hang", Fault(3, Action(0, 1, Op.F, 0), How.HANG)),
     ],
 )
@@ -33,6 +38,11 @@ def test_a_fault_parses_back(text: str, fault: Fault) -> None:
         ("iter7:#0", "#0"),
         ("iter7:2.0B3:explode", "'explode' is none of kill, kill-worker"),
         ("iter7:1COMMIT:hang", "hangs in a forward or backward, not at 1COMMIT"),
+        ("iter7:1COMMIT:flip", "flip:UNIT/KIND"),
+        ("iter7:1COMMIT:flip:layer1", "flip:UNIT/KIND"),
+        ("iter7:1COMMIT:flip:a/b/c", "flip:UNIT/KIND"),
+        ("iter7:1COMMIT:stop:layer1/exp_avg", "flip:UNIT/KIND"),
+        ("iter7:SAVE_END:flip:layer1/exp_avg", "can only be killed"),
         ("iter7:SAVE_END:stop", "can only be killed"),
         ("iter7:SAVE_SOON", "SAVE_SOON"),
     ],

@@ -183,6 +183,8 @@ TAIL = [
         for num_pipelines, mode in ((2, Redundancy.LAZY), (3, Redundancy.EAGER))
     ),
     *(_tail(2, 1, variant, Redundancy.EAGER) for variant in ("", "bf16")),
+    _tail(2, 3, "verify", Redundancy.LAZY),
+    _tail(2, 2, "zero-verify", Redundancy.EAGER),
     _tail(3, 2, "zero", Redundancy.BUBBLE),
     Campaign(
         Shape(4, 2, num_steps=4, variant="zero"),

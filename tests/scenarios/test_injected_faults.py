@@ -6,7 +6,7 @@ from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
 from megatron_bamboo.agent.run_job import Status
-from megatron_bamboo.rehearsal.fault import How
+from megatron_bamboo.rehearsal.fault import LOSSES, How
 
 pytestmark = pytest.mark.multiprocess
 
@@ -27,7 +27,7 @@ SIGNS = {
 }
 
 
-@pytest.mark.parametrize("how", How)
+@pytest.mark.parametrize("how", LOSSES)
 def test_it_is_survived(scenarios: ScenarioRunner, how: How) -> None:
     shape = LONG if how is How.STOP_AGENT else SHAPE
     job = scenarios.run(

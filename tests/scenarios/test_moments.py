@@ -55,6 +55,12 @@ def test_the_sweep_of_the_tail_kills_before_all_of_it(variant: str, num_pipeline
     assert planned >= {(number, action) for number in range(num_pipelines) for action in tail}
 
 
+def test_the_sweep_of_the_tail_kills_before_copies_are_compared() -> None:
+    moments = [m for m in moments_of("tail") if m.action.op is Op.VERIFY]
+    assert {m.shape.variant for m in moments} == {"verify", "zero-verify"}
+    assert len(moments) == 3 * 2 + 2 * 2
+
+
 def strata(moments: list[Moment], shared: bool) -> set[tuple[object, ...]]:
     return {
         (m.shape.num_pipelines, m.redundancy, m.action.op, m.action.stage, m.action.chunk)

@@ -43,6 +43,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "zero": ("--use-distributed-optimizer",),
     "zero-bf16": ("--use-distributed-optimizer", "--bf16"),
     "zero-fp16": ("--use-distributed-optimizer", *FP16),
+    "verify": ("--bamboo-verify-replicas", "1"),
+    "zero-verify": ("--use-distributed-optimizer", "--bamboo-verify-replicas", "2"),
     "ported": ("--loss-weight", "0.5"),
     "emulated": (
         *("--transformer-impl", "emulated", "--bamboo-emulated-forward-ms", "4"),
@@ -103,10 +105,11 @@ class Shape:
         return 0 if redundancy == "none" else self.num_mirrors
 
     def whole_schedule(self, redundancy: str) -> Schedule:
-        """The same with its tail."""
+        """The same with its tail, as it is in a step in which copies are compared, if ever."""
         sharded = "--use-distributed-optimizer" in VARIANTS[self.variant] and self.num_pipelines > 1
         tied = "--untie-embeddings-and-output-weights" not in VARIANTS[self.variant]
-        return add_tail(self.schedule(redundancy), tied, sharded)
+        verifies = "--bamboo-verify-replicas" in VARIANTS[self.variant]
+        return add_tail(self.schedule(redundancy), tied, sharded, verifies)
 
     def __str__(self) -> str:
         sizes = f"P{self.num_stages}-D{self.num_pipelines}-M{self.num_microbatches}"

@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_bamboo.schedule.actions import TAIL_OPS
+from megatron_bamboo.schedule.actions import TAIL_OPS, Op
 from megatron_bamboo.schedule.lower import lower
 from megatron_bamboo.schedule.one_f_one_b import one_f_one_b
 from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy
 from megatron_bamboo.schedule.schedule import Schedule
-from megatron_bamboo.schedule.tail import add_tail
+from megatron_bamboo.schedule.tail import add_tail, mend_program
 from megatron_bamboo.schedule.takeover import take_over
 from megatron_bamboo.schedule.validate import ScheduleError, validate
 
@@ -67,6 +67,24 @@ def test_parameters_are_gathered_after_the_step() -> None:
         "0REDUCE 0COMMIT 0STEP 0GATHER",
         "1REDUCE 1COMMIT 1STEP 1GATHER",
     ]
+
+
+def test_digests_are_made_when_all_that_others_wait_for_is_sent() -> None:
+    whole = add_tail(protected(2), tied=False, sharded=True, verifies=True)
+    validate(whole)
+    assert [" ".join(str(a) for a in p if a.op in TAIL_OPS) for p in whole.programs] == [
+        "0REDUCE 0SEND_REFRESH 1RECV_REFRESH 0VERIFY 0COMMIT 0STEP 0GATHER 1RGATHER",
+        "1REDUCE 1SEND_REFRESH 0RECV_REFRESH 1VERIFY 1COMMIT 1STEP 0RGATHER 1GATHER",
+    ]
+    without = (whole.programs[0], tuple(a for a in whole.programs[1] if a.op is not Op.VERIFY))
+    with pytest.raises(ScheduleError, match="1VERIFY is missing"):
+        validate(replace(whole, programs=without))
+
+
+def test_all_mend_in_one_order_of_the_stages() -> None:
+    schedule = protected(6)
+    assert [str(a) for a in mend_program(schedule, 1, [1, 2])] == ["2RMEND", "1MEND"]
+    assert [str(a) for a in mend_program(schedule, 2, [2, 3])] == ["2MEND", "3RMEND"]
 
 
 def test_neighbours_gather_in_turns_and_not_in_a_chain() -> None:
