@@ -334,7 +334,14 @@ class Worker:
             self._environment.tensor_rank,
             self._verification,
         )
-        compute = Compute(self._stages, self._layout, view.number, self._dropout, self._mailbox)
+        compute = Compute(
+            self._stages,
+            self._layout,
+            view.number,
+            self._dropout,
+            self._mailbox,
+            self._options.bamboo.bamboo_replica_memory,
+        )
         return Parts(
             worker=worker,
             layout=self._layout,

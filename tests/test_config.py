@@ -205,6 +205,11 @@ def test_what_megatron_has_and_we_have_not_is_refused_by_name(
             "--bamboo-mirror-gradients must be between 0 and 16384, not -1",
         ),
         (
+            "--bamboo-replica-memory host --pipeline-model-parallel-size 2",
+            2,
+            "--bamboo-replica-memory host is about forwards that run before a loss: use",
+        ),
+        (
             "--bamboo-verify-replicas -1 --pipeline-model-parallel-size 2",
             2,
             "--bamboo-verify-replicas must be between 0 and 2147483647, not -1",

@@ -11,6 +11,7 @@ from megatron_bamboo.config.options import (
     Options,
     ParallelOptions,
     PrecisionOptions,
+    ReplicaMemory,
     TrainingOptions,
 )
 from megatron_bamboo.config.parse import UNSUPPORTED, ExtraArgsProvider, parse_flags, parse_options
@@ -27,6 +28,7 @@ __all__ = (
     "Options",
     "ParallelOptions",
     "PrecisionOptions",
+    "ReplicaMemory",
     "TrainingOptions",
     "check_options",
     "parse_flags",

@@ -15,6 +15,7 @@ from megatron_bamboo.config.options import (
     Options,
     ParallelOptions,
     PrecisionOptions,
+    ReplicaMemory,
     flag_of,
     value_type,
 )
@@ -74,6 +75,7 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
             "--bamboo-redundancy none or --pipeline-model-parallel-size 2 or more"
         )
     _check_mirrors(options.bamboo)
+    _check_replica_memory(options.bamboo)
     pipelines = num_nodes // stages
     _check_verification(options.bamboo, pipelines)
     batch = training.global_batch_size or training.micro_batch_size * pipelines
@@ -144,6 +146,16 @@ def _check_mirrors(options: BambooOptions) -> None:
         raise UserError(
             "--bamboo-mirror-gradients needs replicas to send to: use --bamboo-redundancy lazy, "
             "bubble or eager, or leave it out"
+        )
+
+
+def _check_replica_memory(options: BambooOptions) -> None:
+    if options.bamboo_replica_memory is ReplicaMemory.DEVICE:
+        return
+    if options.bamboo_redundancy not in (Redundancy.BUBBLE, Redundancy.EAGER):
+        raise UserError(
+            f"--bamboo-replica-memory {options.bamboo_replica_memory} is about forwards that run "
+            "before a loss: use --bamboo-redundancy bubble or eager, or leave it out"
         )
 
 

@@ -8,9 +8,18 @@ import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from megatron_bamboo.schedule.redundancy import Redundancy
+
+
+class ReplicaMemory(StrEnum):
+    """Where a redundant forward leaves what its backward would need."""
+
+    DEVICE = "device"
+    HOST = "host"
+    RECOMPUTE = "recompute"  # nowhere: it runs again before that backward
 
 
 def _option(help_text: str, default: Any = dataclasses.MISSING, choices: Sequence[str] = ()) -> Any:
@@ -172,6 +181,12 @@ class BambooOptions:
         "each stage sends its replica the gradient so far, so often a step, so that a takeover "
         "repeats only the backward passes since (default: 0, never)",
         0,
+    )
+    bamboo_replica_memory: ReplicaMemory = _option(
+        "where eager or bubble redundant forwards keep what their backwards would need: on the "
+        "device, in host memory, or nowhere (recompute: they run again after a loss)",
+        ReplicaMemory.DEVICE,
+        tuple(ReplicaMemory),
     )
     bamboo_verify_replicas: int = _option(
         "compare all copies of the state every so many steps, and mend what differs (default: 0, "

@@ -4,17 +4,21 @@ Megatron-core's own ``forward_step`` and ``backward_step`` do the work, so that 
 inputs the bits are those of Megatron's schedules.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from megatron.core.pipeline_parallel.schedules import backward_step, forward_step
 from torch import Tensor
 
-from megatron_bamboo.config import Layout
+from megatron_bamboo.config import Layout, ReplicaMemory
 from megatron_bamboo.data.replay import ReplayedIterator
 from megatron_bamboo.execution.errors import TrainingError
 from megatron_bamboo.execution.mailbox import Mailbox, Message
 from megatron_bamboo.execution.step_state import StepState
+from megatron_bamboo.model.host_memory import HostMemory
 from megatron_bamboo.model.place import set_current_stage
 from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.model.stage import Stage
@@ -33,58 +37,47 @@ class Compute:
         pipeline: int,
         dropout: DropoutSeeds,
         mailbox: Mailbox,
+        replica_memory: ReplicaMemory,
     ) -> None:
         self._stages = stages
         self._layout = layout
         self._pipeline = pipeline
         self._dropout = dropout
         self._mailbox = mailbox
+        self._replica_memory = replica_memory
+        self.host_memory = HostMemory()
+        self._forward_step: ForwardStepFunc | None = None
+        self._data: ReplayedIterator | None = None
 
-    def start_step(self) -> None:
-        """Forget the gradients of the step before, on replicas too."""
+    def start_step(self, data: Iterator[Any], forward_step: ForwardStepFunc) -> None:
+        """Take up a step's microbatches and what is done with each; forget the gradients of the
+        step before, on replicas too."""
+        self._data, self._forward_step = ReplayedIterator(data), forward_step
         for stage in self._stages.values():
             stage.start_step()
 
-    def forward(
-        self,
-        action: Action,
-        schedule: Schedule,
-        state: StepState,
-        forward_step_func: ForwardStepFunc,
-        data: ReplayedIterator,
-    ) -> None:
+    def forward(self, action: Action, schedule: Schedule, state: StepState) -> None:
         """Run F or RF: the same function of the same inputs, on the primary or the replica."""
         key = action.with_op(Op.F)
-        assert action.chunk is not None and action.microbatch is not None
-        chunk = self._stages[action.stage].chunks[action.chunk]
+        assert action.microbatch is not None
         input_tensor = self._input(key, schedule, state)
-        is_last = schedule.downstream(key, Op.F) is None
-        data.select(action.microbatch)
-        self._set_context(action, state.step)
-        reported: list[Any] = []
-        output, _num_tokens = forward_step(
-            forward_step_func,
-            data,
-            chunk,
-            # Each microbatch counts 1/total, over all pipelines.
-            self._layout.total_microbatches,
-            input_tensor,
-            reported,
-            chunk.config,
-            cp_group_size=1,
-            current_microbatch=action.microbatch,
-            is_last_stage=is_last,
-        )
-        state.saved[key] = (input_tensor, output)
-        if is_last:
-            state.reports[action.microbatch] = reported[0]
-            state.losses[action.microbatch] = _loss_of(reported[0])
+        with self._kept_as_asked(action, input_tensor):
+            output, reported = self._run(key, schedule, state, input_tensor)
+        if action.op is Op.F or self._replica_memory is not ReplicaMemory.RECOMPUTE:
+            state.saved[key] = (input_tensor, output)
+        if schedule.downstream(key, Op.F) is None:
+            state.reports[action.microbatch] = reported
+            state.losses[action.microbatch] = _loss_of(reported)
         else:
             state.outputs[key] = output.detach().contiguous()
 
     def backward(self, action: Action, schedule: Schedule, state: StepState) -> None:
         """Run B: adds to the gradients, keeps the gradient of the input."""
-        input_tensor, output = state.saved.pop(action.with_op(Op.F))
+        forward = action.with_op(Op.F)
+        input_tensor, output = state.saved.pop(forward, (None, None))
+        if output is None:  # a redundant forward's, which was dropped
+            input_tensor = self._input(forward, schedule, state)
+            output, _ = self._run(forward, schedule, state, input_tensor)
         gradient = self._output_gradient(action, schedule, state)
         assert action.chunk is not None
         config = self._stages[action.stage].chunks[action.chunk].config
@@ -94,6 +87,45 @@ class Compute:
         if input_gradient is not None:
             # As it goes over the wire, so that a local neighbour computes the same bits.
             state.input_gradients[action] = input_gradient.contiguous()
+
+    def _run(
+        self, forward: Action, schedule: Schedule, state: StepState, input_tensor: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        """The output of a forward, and what the loss function reported at the model's end."""
+        assert forward.chunk is not None and forward.microbatch is not None
+        assert self._forward_step is not None and self._data is not None
+        chunk = self._stages[forward.stage].chunks[forward.chunk]
+        is_last = schedule.downstream(forward, Op.F) is None
+        self._data.select(forward.microbatch)
+        self._set_context(forward, state.step)
+        reported: list[Any] = []
+        output, _num_tokens = forward_step(
+            self._forward_step,
+            self._data,
+            chunk,
+            # Each microbatch counts 1/total, over all pipelines.
+            self._layout.total_microbatches,
+            input_tensor,
+            reported,
+            chunk.config,
+            cp_group_size=1,
+            current_microbatch=forward.microbatch,
+            is_last_stage=is_last,
+        )
+        return output, reported[0] if is_last else None
+
+    def _kept_as_asked(
+        self, action: Action, input_tensor: Tensor | None
+    ) -> AbstractContextManager[Any]:
+        """What becomes of what a forward saves for its backward."""
+        if action.op is Op.F or self._replica_memory is ReplicaMemory.DEVICE:
+            return contextlib.nullcontext()
+        if self._replica_memory is ReplicaMemory.RECOMPUTE:
+            return torch.no_grad()
+        assert action.chunk is not None
+        parameters = self._stages[action.stage].chunks[action.chunk].parameters()
+        inputs = [] if input_tensor is None else [input_tensor]
+        return self.host_memory.saving([*parameters, *inputs])
 
     def _input(self, forward: Action, schedule: Schedule, state: StepState) -> Tensor | None:
         producer = schedule.upstream(forward, Op.F)

@@ -111,7 +111,7 @@ class Executor:
         """Make the program of a step the one to run."""
         self.follow_plans()
         self._course.begin_step(step, self._view.begin_step(step))
-        self._performer.begin_step(data, forward_step)
+        self._parts.compute.start_step(data, forward_step)
         self._performer.expect()
 
     def forward_backward_func(

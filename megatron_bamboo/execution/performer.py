@@ -3,12 +3,10 @@
 An action can be run again after a loss; it then does only what is not done yet.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 from torch import Tensor
 
-from megatron_bamboo.data.replay import ReplayedIterator
 from megatron_bamboo.execution.course import Course
 from megatron_bamboo.execution.mailbox import Message
 from megatron_bamboo.execution.parts import Parts, Shapes
@@ -16,7 +14,6 @@ from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.execution.step_state import StepState
 from megatron_bamboo.execution.transport import Expected, TensorShape
 from megatron_bamboo.schedule.actions import GATHER_OPS, Action, Op
-from megatron_bamboo.script.providers import ForwardStepFunc
 
 
 class Performer:
@@ -30,14 +27,12 @@ class Performer:
         self._parts = parts
         self._view = view
         self._course = course
-        self._forward_step_func: ForwardStepFunc | None = None
-        self._data: ReplayedIterator | None = None
         self.shapes: Shapes | None = None
         """What messages look like for the stages that are held."""
         self._table: dict[Op, Callable[[Action], None]] = {
-            Op.F: self._forward,
-            Op.RF: self._forward,
-            Op.B: self._backward,
+            Op.F: lambda a: parts.compute.forward(a, view.in_force, course.state),
+            Op.RF: lambda a: parts.compute.forward(a, view.in_force, course.state),
+            Op.B: lambda a: parts.compute.backward(a, view.in_force, course.state),
             Op.SEND_F: self._send_output,
             Op.SEND_B: self._send_gradient,
             Op.RECV_F: self._receive,
@@ -59,12 +54,6 @@ class Performer:
             Op.MEND: self._mend,
             Op.RMEND: self._mend,
         }
-
-    def begin_step(self, data: Iterator[Any], forward_step: ForwardStepFunc) -> None:
-        """Take up the microbatches of a step and what is done with each."""
-        self._data = ReplayedIterator(data)
-        self._forward_step_func = forward_step
-        self._parts.compute.start_step()
 
     def perform(self, action: Action) -> None:
         """Do one action.
@@ -97,15 +86,6 @@ class Performer:
     @property
     def _state(self) -> StepState:
         return self._course.state
-
-    def _forward(self, action: Action) -> None:
-        assert self._forward_step_func is not None and self._data is not None
-        self._parts.compute.forward(
-            action, self._view.in_force, self._state, self._forward_step_func, self._data
-        )
-
-    def _backward(self, action: Action) -> None:
-        self._parts.compute.backward(action, self._view.in_force, self._state)
 
     def _send_output(self, action: Action) -> None:
         self._send(action, self._state.outputs[action.with_op(Op.F)])

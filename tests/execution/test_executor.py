@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,9 +73,13 @@ class FakeWatch:
 class FakeCompute:
     """Leaves something to send."""
 
-    def start_step(self) -> None: ...
+    def __init__(self) -> None:
+        self.data: Iterator[Any] = iter(())
 
-    def forward(self, action: Action, schedule: object, state: Any, *_: object) -> None:
+    def start_step(self, data: Iterator[Any], forward_step: object) -> None:
+        self.data = data
+
+    def forward(self, action: Action, schedule: object, state: Any) -> None:
         state.outputs[action.with_op(Op.F)] = torch.zeros(1)
 
     def backward(self, action: Action, schedule: object, state: Any) -> None:
@@ -118,6 +122,7 @@ class Bench:
     def __init__(self, folder: Path, layout: Layout = LAYOUT, num_mirrors: int = 0) -> None:
         self.layout = layout
         self.mirrors = FakeMirrors()
+        self.compute = FakeCompute()
         nodes = [f"node{number}" for number in range(3 * layout.num_pipelines)]
         self.plan = initial_plan(nodes, 3, 2, "lazy")
         self.ledger, self.transport, self.watch = (
@@ -139,7 +144,7 @@ class Bench:
             where=Whereabouts(0, Limits(5.0, 30.0, 60.0)),
             worker="node2",
             layout=self.layout,
-            compute=FakeCompute(),  # type: ignore[arg-type]
+            compute=self.compute,  # type: ignore[arg-type]
             tail=nothing,
             mirrors=self.mirrors,  # type: ignore[arg-type]
             verification=FakeVerification(),  # type: ignore[arg-type]
@@ -201,8 +206,7 @@ def test_data_comes_alone_or_in_megatrons_list(bench: Bench, num_iterators: int)
         seq_length=1,
         micro_batch_size=1,
     )
-    assert bench.executor._performer._data is not None
-    assert next(bench.executor._performer._data) == "a"
+    assert next(bench.compute.data) == "a"
 
 
 def test_other_calls_than_training_steps_are_refused(bench: Bench) -> None:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from megatron_bamboo.agent.job import Injection, JobShape
 from megatron_bamboo.rehearsal.draw import Lottery
-from megatron_bamboo.rehearsal.fault import How, Nth
+from megatron_bamboo.rehearsal.fault import Nth
 
 SHAPE = JobShape(4, 2, 4, "lazy", train_iters=60, global_batch_size=8)
-LOTTERY = Lottery(SHAPE, tuple(How), per_run=4, apart=12)
+LOTTERY = Lottery(SHAPE, LOSSES, per_run=4, apart=12)
 
 
 def test_a_seed_replays() -> None:
@@ -23,14 +23,14 @@ def test_a_seed_replays() -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_all_kinds_come_about_equally_often(seed: int) -> None:
     drawn = Counter(one.fault.how for n in range(200) for one in LOTTERY.run(seed, n))
-    assert drawn.keys() == set(How)
+    assert drawn.keys() == set(LOSSES)
     assert max(drawn.values()) < 1.5 * min(drawn.values())
 
 
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(1, 3), st.integers(1, 6))
 def test_no_run_asks_for_what_cannot_be(seed: int, stages: int, pipes: int, per_run: int) -> None:
     shape = JobShape(stages, pipes, 4, "lazy", train_iters=40, global_batch_size=4 * pipes)
-    faults = Lottery(shape, tuple(How), per_run, apart=5).run(seed, 1)
+    faults = Lottery(shape, LOSSES, per_run, apart=5).run(seed, 1)
     nodes = [one.node for one in faults]
     assert len(set(nodes)) == len(nodes) <= per_run + 1
     assert set(nodes) <= {f"node{number}" for number in range(stages * pipes)}
