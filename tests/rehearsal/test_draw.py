@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from megatron_bamboo.agent.job import Injection, JobShape
 from megatron_bamboo.rehearsal.draw import Lottery
-from megatron_bamboo.rehearsal.fault import Nth
+from megatron_bamboo.rehearsal.fault import LOSSES, Nth
 
 SHAPE = JobShape(4, 2, 4, "lazy", train_iters=60, global_batch_size=8)
 LOTTERY = Lottery(SHAPE, LOSSES, per_run=4, apart=12)
