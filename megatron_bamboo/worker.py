@@ -364,7 +364,8 @@ class Worker:
         def within(action: Action, step: int) -> AbstractContextManager[None]:
             return self._where.at(step, str(action), kind=(action.op, action.stage, action.chunk))
 
-        return Injector(self._environment.inject, self._events, within, self._stages)
+        inject = self._environment.inject
+        return Injector(inject, self._events, within, self._stages, lambda: self._view.moving_step)
 
     def _make_verification(self) -> Verification:
         layout, num_layers = self._layout, self._options.model.num_layers

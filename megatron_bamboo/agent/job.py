@@ -136,7 +136,9 @@ def check_victims(injections: Sequence[Injection], nodes: Sequence[str]) -> None
 def check_reachable(injection: Injection, shape: JobShape) -> None:
     """UserError for a fault at an action that no worker of this job ever runs."""
     fault, moment = injection.fault, injection.fault.moment
-    limits = [("iteration", fault.step, shape.start_step + 1, shape.train_iters)]
+    limits = []
+    if fault.step is not None:
+        limits.append(("iteration", fault.step, shape.start_step + 1, shape.train_iters))
     if not isinstance(moment, SaveMoment | Nth):
         limits.append(("stage", moment.stage, 0, shape.num_stages - 1))
         if moment.op not in TAIL_OPS:

@@ -74,7 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NODE@iterN:ACTION",
         help="kill a node just before an action, like node5@iter7:2.0B3, its 12th of the iteration "
-        "(node5@iter7:#12) or a moment of a save (node0@iter10:SAVE_RENAME); with another word at "
+        "(node5@iter7:#12) or a moment of a save (node0@iter10:SAVE_RENAME); node5@change:1COMMIT: "
+        "in the first iteration in which state moves to new holders; with another word at "
         f"the end ({', '.join(LOSSES[1:])}) something else happens: node5@iter7:#12:raise; with "
         "flip:UNIT/KIND a bit of its state flips: node5@iter7:1REDUCE:flip:layer1/exp_avg; may be "
         "given again",

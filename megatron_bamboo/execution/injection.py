@@ -30,15 +30,22 @@ class Injector:
         text: the fault, like ``iter7:2.0B3``; empty for none.
         within: says to the agent that this worker is in an action.
         stages: what this worker holds.
+        moving_step: the newest step in which state moves, by the plans followed here; 0 for none.
     """
 
     def __init__(
-        self, text: str, events: EventLog, within: BeWithin, stages: Mapping[int, Stage]
+        self,
+        text: str,
+        events: EventLog,
+        within: BeWithin,
+        stages: Mapping[int, Stage],
+        moving_step: Callable[[], int] = lambda: 0,
     ) -> None:
         self._fault = Fault.parse(text) if text else None
         self._events = events
         self._within = within
         self._stages = stages
+        self._moving_step = moving_step
         self._begun = 0
 
     def before_action(self, action: Action, step: int) -> None:
@@ -46,11 +53,12 @@ class Injector:
         fault = self._fault
         if fault is None:
             return
+        due_step = self._moving_step() if fault.step is None else fault.step
         if isinstance(fault.moment, Nth):
-            self._begun += step == fault.step
-            is_due = step > fault.step or self._begun >= fault.moment.number
+            self._begun += step == due_step
+            is_due = 0 < due_step < step or self._begun >= fault.moment.number
         else:
-            is_due = (action, step) == (fault.moment, fault.step)
+            is_due = (action, step) == (fault.moment, due_step)
         if is_due and (fault.how is not How.HANG or action.op in COMPUTE_OPS):
             self._strike(fault, action, step)
 

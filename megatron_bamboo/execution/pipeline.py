@@ -90,6 +90,8 @@ class PipelineView:
         self._costs = costs
         self._num_mirrors = num_mirrors
         self._verifies_in = verifies_in
+        self.moving_step = 0
+        """The newest step in which state moves, in any pipeline; 0: there has been none."""
         self.adopted: tuple[Action, ...] = ()
         """The receives of the mirrors from which this worker goes on since the newest plan."""
         self.set_plan(plan)
@@ -126,7 +128,7 @@ class PipelineView:
 
     def moves(self, step: int) -> tuple[Move, ...]:
         """The state that moves within this pipeline in a step."""
-        return self._moves if step == self._moving_step else ()
+        return self._moves if step == self.moving_step else ()
 
     def state_sends(self, step: int) -> Program:
         """What is to be sent first in a step in which state moves."""
@@ -238,10 +240,10 @@ class PipelineView:
     def set_plan(self, plan: Plan) -> None:
         """Who holds what from now on, and what moves in which step."""
         self.pipeline = plan.pipelines[self.number]
-        self._moving_step, self._moves = 0, ()
+        self._moves = ()
         if plan.change is not None:
             rank_of = self.pipeline.rank_of
-            self._moving_step = plan.change.step
+            self.moving_step = plan.change.step
             self._moves = tuple(
                 Move(t.stage, rank_of(t.source), rank_of(t.target))
                 for t in plan.change.transfers

@@ -59,7 +59,9 @@ Moment = Action | SaveMoment | Nth
 class Fault:
     """When and how a worker is struck."""
 
-    step: int
+    step: int | None
+    """None: the first step in which the worker's plan has state move. Which one that is depends on
+    when a loss was found."""
     moment: Moment
     how: How = How.KILL
     what: str = ""
@@ -67,16 +69,20 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From ``iter7:2.0B3``, ``iter7:#12:raise`` or ``iter7:1REDUCE:flip:layer1/exp_avg``.
+        """From ``iter7:2.0B3``, ``iter7:#12:raise``, ``change:1SEND_STATE`` or
+        ``iter7:1REDUCE:flip:layer1/exp_avg``.
 
         Raises:
             ValueError: it is no fault.
         """
-        found = re.fullmatch(r"iter([1-9][0-9]*):([^:]*)(?::([^:]*))?(?::(.*))?", text)
+        found = re.fullmatch(r"(?:iter([1-9][0-9]*)|change):([^:]*)(?::([^:]*))?(?::(.*))?", text)
         if found is None:
-            raise ValueError("write NODE@iterN:ACTION, like node5@iter7:2.0B3")
+            raise ValueError(
+                "write NODE@iterN:ACTION, like node5@iter7:2.0B3, or NODE@change:ACTION"
+            )
         step, moment, how, what = found.groups()
-        return cls(int(step), parse_moment(moment), _parse_how(how or How.KILL), what or "")
+        number = None if step is None else int(step)
+        return cls(number, parse_moment(moment), _parse_how(how or How.KILL), what or "")
 
     def __post_init__(self) -> None:
         if (self.how is How.FLIP) != bool(re.fullmatch("[^/]+/[^/]+", self.what)):
@@ -86,6 +92,8 @@ class Fault:
             )
         if isinstance(self.moment, SaveMoment) and self.how is not How.KILL:
             raise ValueError(f"at {self.moment} a node can only be killed, not {self.how}")
+        if isinstance(self.moment, SaveMoment) and self.step is None:
+            raise ValueError(f"{self.moment} needs the iteration that is saved: write iterN")
         is_compute = isinstance(self.moment, Nth) or (
             isinstance(self.moment, Action) and self.moment.op in COMPUTE_OPS
         )
@@ -93,7 +101,8 @@ class Fault:
             raise ValueError(f"a worker hangs in a forward or backward, not at {self.moment}")
 
     def __str__(self) -> str:
-        text = f"iter{self.step}:{self.moment}"
+        step = "change" if self.step is None else f"iter{self.step}"
+        text = f"{step}:{self.moment}"
         text = text if self.how is How.KILL else f"{text}:{self.how}"
         return f"{text}:{self.what}" if self.what else text
 

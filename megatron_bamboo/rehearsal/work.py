@@ -136,7 +136,9 @@ class _Pipeline:
         }
         action = Action(stage, chunk, Op.RF, microbatch)
         redundant = self._redundant(action) - gone
-        move = next((move for move in moves if move.stage == stage), None)
+        # What a node got in this very step's change another had still run.
+        primary = self._ranks[self._schedule.placement[stage]]
+        move = next((m for m in moves if (m.stage, m.victim) == (stage, primary)), None)
         if (ran[Op.F], ran[Op.B], ran[Op.RF]) not in self._allowed(action, redundant, move):
             what = ", ".join(f"{op} by {sorted(nodes)}" for op, nodes in sorted(ran.items()))
             yield f"stage {stage}, chunk {chunk}, microbatch {microbatch}: {what}"

@@ -110,6 +110,23 @@ def test_where_a_step_has_fewer_the_next_one_is(events: EventLog, kills: Kills, 
     assert len(kills) == 1
 
 
+@pytest.mark.parametrize("text", ["change:2COMMIT", "change:#2"])
+def test_a_fault_waits_for_the_step_in_which_state_moves(
+    events: EventLog, kills: Kills, room: Room, tmp_path: Path, text: str
+) -> None:
+    moving_step = 0
+    injector = Injector(text, events, room.within, {}, lambda: moving_step)
+    for step in (1, 2):
+        for action in (FATAL, COMMIT):
+            injector.before_action(action, step)
+    moving_step = 3
+    injector.before_action(FATAL, 3)
+    assert not kills
+    injector.before_action(COMMIT, 3)
+    (event,) = read_events(tmp_path)
+    assert (len(kills), event["step"], event["fault"]) == (1, 3, text)
+
+
 def test_a_worker_hangs_in_the_next_computation(
     events: EventLog, room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:

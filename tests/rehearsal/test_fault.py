@@ -13,6 +13,8 @@ from megatron_bamboo.schedule.actions import Action, Op
         ("iter7:2.0B3", Fault(7, Action(2, 0, Op.B, 3))),
         ("iter12:1COMMIT:stop", Fault(12, Action(1, None, Op.COMMIT, None), How.STOP)),
         ("iter1:SAVE_RENAME", Fault(1, SaveMoment.RENAME)),
+        ("change:1SEND_STATE", Fault(None, Action(1, None, Op.SEND_STATE, None))),
+        ("change:#3:stop", Fault(None, Nth(3), How.STOP)),
         ("iter3:#12:raise", Fault(3, Nth(12), How.RAISE)),
         (
             "iter3:1REDUCE:flip:layer1/exp_avg",
@@ -44,6 +46,8 @@ def test_a_fault_parses_back(text: str, fault: Fault) -> None:
         ("iter7:1COMMIT:stop:layer1/exp_avg", "flip:UNIT/KIND"),
         ("iter7:SAVE_END:flip:layer1/exp_avg", "can only be killed"),
         ("iter7:SAVE_END:stop", "can only be killed"),
+        ("change:SAVE_END", "needs the iteration"),
+        ("change7:2.0B3", "write NODE@iterN:ACTION"),
         ("iter7:SAVE_SOON", "SAVE_SOON"),
     ],
 )
