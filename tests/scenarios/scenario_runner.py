@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from evidence import Expected, complaints
-from forked_jobs import FinishedJob, ForkServer, RunningJob
+from forked_jobs import JOB_SECONDS, FinishedJob, ForkServer, RunningJob
 from moments import Moment
 from tiny_gpt import Shape, request
+
+# Far more than a step takes even on a busy machine.
+SECONDS_PER_STEP = 0.6
 
 
 class ScenarioRunner:
@@ -53,7 +56,7 @@ class ScenarioRunner:
         """Run a job to its end."""
         return self.start(
             shape, redundancy, *injections, more_flags=more_flags, num_standbys=num_standbys
-        ).finish()
+        ).finish(max(JOB_SECONDS, SECONDS_PER_STEP * shape.num_steps))
 
     def undisturbed(self, shape: Shape) -> Path:
         """The job folder of a run without redundancy, in a process tree of its own."""

@@ -1,0 +1,101 @@
+"""Loss after loss in one run, each healed before the next: no bit differs, nothing piles up."""
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+
+import psutil
+import pytest
+from evidence import Expected
+from forked_jobs import JOB_SECONDS, RunningJob
+from scenario_runner import ScenarioRunner
+from tiny_gpt import Shape
+
+pytestmark = pytest.mark.multiprocess
+
+NUM_LOSSES = 10
+COUNTED_AFTER = (2, 8)
+# Far more steps than the losses take, so that there is time to count.
+SHAPES = (
+    Shape(3, 1, num_steps=220),
+    pytest.param(Shape(2, 2, num_steps=220, variant="zero-bf16"), marks=pytest.mark.slow),
+)
+SURVIVORS = ("node0", "node2")
+# What gloo does not let go of at once it does at the groups' timeout.
+FLAGS = ("--distributed-timeout-minutes", "0.2")
+SETTLE_SECONDS = 1.5
+Counts = dict[str, int]
+
+
+def wait_for_changes(job: RunningJob, number: int) -> None:
+    """Wait until so many planned changes were made."""
+    log = job.request.job_dir / "events" / "coordinator.jsonl"
+    until = time.monotonic() + JOB_SECONDS
+    while log.read_text().count('"event": "changed"') < number:
+        assert not job.ended.is_set(), f"it ended before change {number}"
+        assert time.monotonic() < until, f"change {number} was never made"
+        time.sleep(0.05)
+
+
+def counts_of(pid: int) -> Counts:
+    """What a process holds now."""
+    opened = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            opened.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+        except FileNotFoundError:  # closed since it was listed
+            continue
+    process = psutil.Process(pid)
+    return {
+        "threads": process.num_threads(),
+        "descriptors": len(opened),
+        "sockets": sum(link.startswith("socket:") for link in opened),
+        "processes": len(process.children(recursive=True)),
+    }
+
+
+def survivors_of(job: RunningJob) -> dict[str, int]:
+    """The processes of the nodes that are never lost."""
+    known = {node: job.processes(node) for node in SURVIVORS}
+    return {f"{n} {role}": known[n][role] for n in SURVIVORS for role in ("agent", "worker")}
+
+
+def least_counts(processes: Mapping[str, int]) -> dict[str, Counts]:
+    """By process the least of each that it is seen with for a moment: some is let go of soon."""
+    until = time.monotonic() + SETTLE_SECONDS
+    least = {name: counts_of(pid) for name, pid in processes.items()}
+    while time.monotonic() < until:
+        for name, pid in processes.items():
+            least[name] = {what: min(n, least[name][what]) for what, n in counts_of(pid).items()}
+        time.sleep(0.05)
+    return least
+
+
+def wait_for_no_more_than(most: Mapping[str, Counts], processes: Mapping[str, int]) -> None:
+    """Wait until each of these processes has been seen with no more than it may hold."""
+    until = time.monotonic() + JOB_SECONDS
+    for name, pid in processes.items():
+        while (now := counts_of(pid)) != {w: min(n, most[name][w]) for w, n in now.items()}:
+            assert time.monotonic() < until, f"{name} holds {now}, which was {most[name]}"
+            time.sleep(0.05)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_ten_losses_one_after_another(scenarios: ScenarioRunner, shape: Shape) -> None:
+    first = shape.num_nodes
+    newcomers = [f"node{number}" for number in range(first, first + NUM_LOSSES)]
+    victims = ["node1", *newcomers[:-1]]
+    job = scenarios.start(shape, "lazy", more_flags=FLAGS, num_standbys=NUM_LOSSES)
+    job.wait_for_step("node1", 2)
+    processes, groups, counts = survivors_of(job), job.agents(), {}
+    for number, victim in enumerate(victims, start=1):
+        os.killpg(groups[victim], signal.SIGKILL)
+        wait_for_changes(job, number)
+        if number == COUNTED_AFTER[0]:
+            counts = least_counts(processes)
+        if number == COUNTED_AFTER[1]:
+            wait_for_no_more_than(counts, processes)
+    joined = dict(zip(newcomers, victims, strict=True))
+    assert scenarios.complaints(job.finish(), Expected(shape, "lazy", victims, joined)) == []
