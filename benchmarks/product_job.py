@@ -12,7 +12,8 @@ from user_script import forward_step
 from megatron_bamboo.agent.agent import forked_node, forked_worker
 from megatron_bamboo.agent.environment import prepare_environment
 from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec
-from megatron_bamboo.agent.run_job import Outcome, run_job
+from megatron_bamboo.agent.outcome import Outcome
+from megatron_bamboo.agent.run_job import run_job
 from megatron_bamboo.script.providers import Script
 from megatron_bamboo.training import run_phase
 from pretrain_gpt_bamboo import model_provider, train_valid_test_datasets_provider

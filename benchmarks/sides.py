@@ -17,7 +17,7 @@ from turns import Rank
 
 from megatron_bamboo.agent.environment import WorkerEnvironment
 from megatron_bamboo.agent.job import Deadlines
-from megatron_bamboo.agent.run_job import Status
+from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.config import check_options, parse_options
 from megatron_bamboo.execution.executor import Executor
 

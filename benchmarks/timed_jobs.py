@@ -18,7 +18,7 @@ from typing import Any
 # The training script is in no package.
 sys.path.append(str(Path(__file__).parents[1]))
 
-from megatron_bamboo.agent.run_job import Status
+from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.observe.events import read_events
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, Action, Op
 from megatron_bamboo.schedule.costs import Costs

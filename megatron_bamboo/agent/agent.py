@@ -1,16 +1,15 @@
 """The agent of one node: starts its workers, watches them, and ends them.
 
 It imports no torch, so that it starts at once and never hangs in a collective. It keeps one
-connection to the coordinator. The end of that connection means the same on both sides: there, that
-the node is lost; here, that the job is over. The agent leads the node's process group, so that a
+connection to the coordinator. There its end means that the node is lost; here, that a coordinator
+is: the workers go on, and the agent looks for the next one until it learns that the job is over.
+The agent leads the node's process group, so that a
 lost machine can be had by one SIGKILL to the group. Its workers die with it, by the kernel, and
 whatever they have started by its guard.
 """
 
 import os
 import signal
-import socket
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import NoReturn
 from megatron_bamboo.agent.environment import SIGNS_VARIABLE
 from megatron_bamboo.agent.guard import start_guard
 from megatron_bamboo.agent.hangs import HangJudge
+from megatron_bamboo.agent.link import CoordinatorLink
 from megatron_bamboo.agent.process import (
     ForkedNode,
     ForkedProcess,
@@ -28,13 +28,9 @@ from megatron_bamboo.agent.process import (
     fork,
     spawn,
 )
-from megatron_bamboo.agent.watch import NodeWatch, WatchedWorker, send
-from megatron_bamboo.membership.frames import receive_frame
+from megatron_bamboo.agent.watch import NodeWatch, WatchedWorker
 from megatron_bamboo.membership.signs import SignPage
 from megatron_bamboo.observe.events import EventLog
-
-# The coordinator listens before it starts agents, but answers only when all are started.
-HELLO_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +38,14 @@ class AgentSettings:
     """What an agent is told when it is started."""
 
     node: str
-    store_address: str
+    store: str
+    """Where the coordinator is found, and the store."""
     job_dir: Path
     worker_environments: Mapping[str, Mapping[str, str]]
     """By worker's name."""
     lease_seconds: float
+    patience_seconds: float
+    """How long to look for a coordinator that answers."""
 
 
 StartWorker = Callable[[Mapping[str, str]], WorkerHandle]
@@ -85,15 +84,7 @@ def run_agent(settings: AgentSettings, start_worker: StartWorker) -> NoReturn:
     start_guard()
     events = EventLog(settings.job_dir / "events", settings.node)
     try:
-        link = _say_hello(settings)
-        workers = {}
-        for name, environment in settings.worker_environments.items():
-            page = SignPage.make(name)
-            worker = start_worker({**environment, SIGNS_VARIABLE: page.path})
-            workers[name] = WatchedWorker(worker, page, HangJudge(settings.lease_seconds))
-            events.emit("worker_started", worker=name, pid=worker.pid, agent=os.getpid())
-            send(link, {"op": "started", "worker": name, "pid": worker.pid})
-        NodeWatch(link, workers, events, settings.lease_seconds).run()
+        _run_node(settings, start_worker, events)
     # Shown in the node's log, before the signal below ends this process.
     except BaseException:
         traceback.print_exc()
@@ -103,18 +94,25 @@ def run_agent(settings: AgentSettings, start_worker: StartWorker) -> NoReturn:
     raise AssertionError("a killed process ran on")
 
 
+def _run_node(settings: AgentSettings, start_worker: StartWorker, events: EventLog) -> None:
+    link = CoordinatorLink(
+        settings.node, settings.store, settings.job_dir, settings.patience_seconds, events
+    )
+    if not link.await_welcome():
+        return
+    workers = {}
+    for name, environment in settings.worker_environments.items():
+        page = SignPage.make(name)
+        worker = start_worker({**environment, SIGNS_VARIABLE: page.path})
+        workers[name] = WatchedWorker(worker, page, HangJudge(settings.lease_seconds))
+        events.emit("worker_started", worker=name, pid=worker.pid, agent=os.getpid())
+        link.report({"op": "started", "worker": name, "pid": worker.pid})
+    NodeWatch(link, workers, events, settings.lease_seconds).run()
+
+
 def _redirect_output(log: Path) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(null, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
-
-
-def _say_hello(settings: AgentSettings) -> socket.socket:
-    host, _, port = settings.store_address.rpartition(":")
-    until = time.monotonic() + HELLO_SECONDS
-    link = socket.create_connection((host, int(port)), timeout=HELLO_SECONDS)
-    send(link, {"op": "hello", "node": settings.node, "pid": os.getpid()})
-    receive_frame(link, until)
-    return link

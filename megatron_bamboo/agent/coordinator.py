@@ -1,6 +1,7 @@
 """The coordinator: ends an epoch at a loss, and publishes the plan of the next.
 
-It keeps nothing that another coordinator could not read from the store or see on its connections.
+It keeps nothing that another coordinator could not read from the store or see on its connections:
+one that starts in the middle of a job goes on with whatever the last one was at.
 One decision is under way at a time and there is no collecting window: what is lost meanwhile goes
 into the next epoch. The decisions themselves are pure functions elsewhere
 (``membership/decision.py``, ``planner/plan.py``); here is only who is asked and who is told.
@@ -17,6 +18,7 @@ from megatron_bamboo.agent.healer import Healer, Standby
 from megatron_bamboo.agent.job import JobSpec
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.agent.report import Reporter
+from megatron_bamboo.agent.telling import is_new
 from megatron_bamboo.membership.assignment import joined_key
 from megatron_bamboo.membership.decision import (
     FENCED_VALUE,
@@ -30,8 +32,8 @@ from megatron_bamboo.membership.decision import (
 from megatron_bamboo.membership.raised import all_raised_alike, script_error
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.membership.workers import node_of
-from megatron_bamboo.observe.events import EventLog
-from megatron_bamboo.planner.healing import heal
+from megatron_bamboo.observe.events import Emitter
+from megatron_bamboo.planner.healing import Vacancy, heal
 from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss, plan_digest
 from megatron_bamboo.schedule.redundancy import Redundancy
 
@@ -52,9 +54,9 @@ class JobFailed(Exception):
 
 
 class Coordinator:
-    """Leads one job from its agents' hello to its last worker's end."""
+    """Leads one job from its agents' hello, or from wherever it is, to its last worker's end."""
 
-    def __init__(self, spec: JobSpec, table: Table, events: EventLog, reporter: Reporter) -> None:
+    def __init__(self, spec: JobSpec, table: Table, events: Emitter, reporter: Reporter) -> None:
         shape = spec.shape
         self.members = Members(
             spec.nodes, table, events, shape.tensor_size, shape.lease_seconds, spec.standbys
@@ -69,8 +71,8 @@ class Coordinator:
             spec.nodes, shape.num_stages, shape.num_microbatches, shape.redundancy
         )
         self._shape = shape
-        self._reports: list[bytes] = []
-        self._saves: list[bytes] = []
+        self._reports = list(table.items("passed/").values())
+        self._saves = list(table.items("saved/").values())
         self._newest_checkpoint: tuple[int, str] | None = None
         self._moved = time.monotonic()
         self._steps_in_epoch = 0
@@ -90,11 +92,8 @@ class Coordinator:
             raise
 
     async def _lead(self) -> None:
-        await self._await_agents()
-        self._publish(self._plan)
+        await self._begin()
         members = self.members
-        groups = ", ".join(f"{node} {pid}" for node, pid in members.groups().items())
-        self._reporter.note(f"started, with process groups: {groups}")
         while True:
             nodes = set(self._plan.nodes)
             lost = nodes & members.lost.keys()
@@ -108,10 +107,30 @@ class Coordinator:
                 await self._await_step()
         self._say_reports()
         for node in sorted(lost):
-            self._reporter.note(f"lost {node} ({members.lost[node]}) after the last step")
+            line = f"lost {node} ({members.lost[node]}) after the last step"
+            self._reporter.once(f"late/{node}", line)
         self._check_everything_is_saved()
-        pipelines = [asdict(pipeline) for pipeline in self._plan.pipelines]
-        self._events.emit("finished_job", epoch=self._plan.epoch, pipelines=pipelines)
+        with self._table.together():
+            if is_new(self._table, "finished"):
+                pipelines = [asdict(pipeline) for pipeline in self._plan.pipelines]
+                self._events.emit("finished_job", epoch=self._plan.epoch, pipelines=pipelines)
+
+    async def _begin(self) -> None:
+        """Publish the first plan, or go on from the newest one and a decision that was begun."""
+        epoch = self._table.get("epoch")
+        if epoch is None:
+            await self._await_agents()
+            with self._table.together():
+                self._publish(self._plan)
+                groups = ", ".join(f"{node} {pid}" for node, pid in self.members.groups().items())
+                self._reporter.note(f"started, with process groups: {groups}")
+            return
+        published = self._table.get(f"plan/{int(epoch)}")
+        assert published is not None, f"epoch {int(epoch)} has no plan"
+        self._plan = Plan.from_json(published)
+        self._say_reports()
+        if (announced := self._table.get(_ending_key(self._plan.epoch))) is not None:
+            await self._decide(*_from_announcement(announced))
 
     def errors_of(self, nodes: Sequence[str]) -> tuple[str, ...]:
         """What those of some nodes have raised that did, each with its log."""
@@ -182,8 +201,7 @@ class Coordinator:
 
     def _say_reports(self) -> None:
         reports, self._reports = self._reports, []
-        for text in reports:
-            report = StepReport.from_json(text)
+        for report in sorted(map(StepReport.from_json, reports), key=lambda report: report.step):
             self._moved = time.monotonic()
             self._steps_in_epoch += report.epoch == self._plan.epoch
             self._newest_step = max(self._newest_step, report.step)
@@ -205,9 +223,11 @@ class Coordinator:
         self._say_changed(self._plan, change.step)
 
     def _say_changed(self, plan: Plan, step: int) -> None:
-        pipelines = [asdict(pipeline) for pipeline in plan.pipelines]
-        self._events.emit("changed", epoch=plan.epoch, step=step, pipelines=pipelines)
-        self._reporter.changed(plan, step)
+        with self._table.together():
+            if is_new(self._table, f"changed/{plan.epoch}"):
+                pipelines = [asdict(pipeline) for pipeline in plan.pipelines]
+                self._events.emit("changed", epoch=plan.epoch, step=step, pipelines=pipelines)
+                self._reporter.changed(plan, step)
 
     def _say_loaded(self) -> None:
         """Where a worker is ready it has loaded the checkpoint, if there is one; said once."""
@@ -215,15 +235,17 @@ class Coordinator:
         if folder is None or self._newest_checkpoint or not self._table.count("ready/"):
             return
         self._newest_checkpoint = (step, folder)
-        self._reporter.note(f"loaded step {step} from {folder}")
+        self._reporter.once("loaded", f"loaded step {step} from {folder}")
 
     def _say_saves(self) -> None:
         """The workers have agreed how a save ended, and go on only then."""
         saves, self._saves = self._saves, []
         for saved in map(json.loads, saves):
             self._moved = time.monotonic()
-            self._events.emit("checkpoint", **saved)
             step, folder, failure = saved["step"], saved["folder"], saved["failure"]
+            with self._table.together():
+                if is_new(self._table, f"checkpoint/{step}"):
+                    self._events.emit("checkpoint", **saved)
             self._reporter.saved(step, folder, saved["seconds"], failure)
             if failure is None:
                 self._newest_checkpoint = (step, folder)
@@ -253,8 +275,14 @@ class Coordinator:
                 losses that are found meanwhile.
         """
         epoch = self._plan.epoch
-        self._table.set(f"ending/{epoch}", json.dumps({"lost": sorted(lost)}).encode())
-        self._events.emit("ending", epoch=epoch, lost=sorted(lost))
+        with self._table.together():
+            self._table.set(_ending_key(epoch), _announcement(lost, standby))
+            self._events.emit("ending", epoch=epoch, lost=sorted(lost))
+        await self._decide(lost, standby)
+
+    async def _decide(self, lost: set[str], standby: Standby | None) -> None:
+        """Decide the newest step of an epoch whose end is announced, and publish what follows."""
+        epoch = self._plan.epoch
         records = await self._gather_records(epoch, lost)
         for worker, record in records.items():
             if isinstance(record, Fenced) and node_of(worker) not in lost:
@@ -267,8 +295,9 @@ class Coordinator:
         if lost:
             self._publish_loss(lost, decision)
         else:
-            self._publish(heal(self._plan, decision, self._shape.train_iters, standby))
-            self._reporter.planned(self._plan)
+            with self._table.together():
+                self._publish(heal(self._plan, decision, self._shape.train_iters, standby))
+                self._reporter.planned(self._plan)
 
     def _publish_loss(self, lost: set[str], decision: StepDecision | None) -> None:
         before = self._plan
@@ -277,8 +306,9 @@ class Coordinator:
         plan = plan_after_loss(before, lost, decision)
         for node in sorted(set(before.nodes) - set(plan.nodes) - self.members.lost.keys()):
             self.members.fence(node, "the step in which it was to join did not pass")
-        self._publish(plan)
-        self._reporter.lost({node: self.members.lost[node] for node in plan.lost}, plan)
+        with self._table.together():
+            self._publish(plan)
+            self._reporter.lost({node: self.members.lost[node] for node in plan.lost}, plan)
 
     async def _gather_records(self, epoch: int, lost: set[str]) -> dict[str, Record | Fenced]:
         """Each surviving worker's record; one that is gone or silent past its time is fenced."""
@@ -324,28 +354,47 @@ class Coordinator:
         published = plan.to_json().encode()
         values = {f"plan/{epoch}": published, "epoch": str(epoch).encode()}
         values |= {joined_key(node): str(epoch).encode() for node in self._joining(plan)}
-        self._table.set_all(values)
+        with self._table.together():
+            self._table.set_all(values)
+            self._events.emit(
+                "plan",
+                epoch=epoch,
+                digest=plan_digest(published),
+                lost=plan.lost,
+                reason=plan.reason,
+                pipelines=[asdict(pipeline) for pipeline in plan.pipelines],
+            )
+            if plan.decision is not None:
+                decision = plan.decision
+                self._events.emit(
+                    "decision", epoch=epoch, step=decision.step, applied=decision.applied,
+                    reason=decision.reason,
+                )  # fmt: skip
         self._plan = plan
         self._steps_in_epoch = 0
         self._moved = time.monotonic()
-        self._events.emit(
-            "plan",
-            epoch=epoch,
-            digest=plan_digest(published),
-            lost=plan.lost,
-            reason=plan.reason,
-            pipelines=[asdict(pipeline) for pipeline in plan.pipelines],
-        )
-        if plan.decision is not None:
-            decision = plan.decision
-            self._events.emit(
-                "decision", epoch=epoch, step=decision.step, applied=decision.applied,
-                reason=decision.reason,
-            )  # fmt: skip
 
     def _joining(self, plan: Plan) -> set[str]:
         """The standbys that a plan names for the first time."""
         return set(plan.nodes) & set(self.members.waiting_standbys()) - set(self._plan.nodes)
+
+
+def _ending_key(epoch: int) -> str:
+    return f"ending/{epoch}"
+
+
+def _announcement(lost: set[str], standby: Standby | None) -> bytes:
+    """That an epoch ends, and all that the decision needs that is not in the store elsewhere."""
+    called = None if standby is None else {**asdict(standby[0]), "node": standby[1]}
+    return json.dumps({"lost": sorted(lost), "standby": called}).encode()
+
+
+def _from_announcement(text: bytes) -> tuple[set[str], Standby | None]:
+    values = json.loads(text)
+    called = values["standby"]
+    if called is None:
+        return set(values["lost"]), None
+    return set(values["lost"]), (Vacancy(called["pipeline"], called["rank"]), called["node"])
 
 
 def _record_key(epoch: int, worker: str) -> str:

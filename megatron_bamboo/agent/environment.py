@@ -23,9 +23,7 @@ def prepare_environment(job_dir: Path, num_nodes: int, workers_per_node: int) ->
     }
 
 
-def worker_environment(
-    spec: JobSpec, node: str, tensor_rank: int, store_address: str
-) -> Mapping[str, str]:
+def worker_environment(spec: JobSpec, node: str, tensor_rank: int, store: str) -> Mapping[str, str]:
     """For one of a node's workers. A fault is the first one's to inject: the node dies whole."""
     inject = [str(i.fault) for i in spec.injections if i.node == node and tensor_rank == 0]
     return {
@@ -36,7 +34,7 @@ def worker_environment(
         "BAMBOO_WORKERS_PER_NODE": str(spec.shape.tensor_size),
         "BAMBOO_NODE": node,
         "BAMBOO_TENSOR_RANK": str(tensor_rank),
-        "BAMBOO_STORE": store_address,
+        "BAMBOO_STORE": store,
         "BAMBOO_STORE_DEADLINE": f"{spec.deadlines.store_seconds:g}",
         "BAMBOO_START_STEP": str(spec.shape.start_step),
         "BAMBOO_INJECT": inject[0] if inject else "",
@@ -57,6 +55,7 @@ class WorkerEnvironment:
     tensor_size: int
     job_dir: Path
     store: str
+    """``host:port``, or the path of the file that says where it is now."""
     store_deadline_seconds: float
     inject: str
     signs: str = ""

@@ -28,7 +28,7 @@ class Healer:
     def __init__(self, members: Members, table: Table) -> None:
         self._members = members
         self._table = table
-        self._called: Standby | None = None
+        self._called = self._called_before()
 
     def standby_for(self, plan: Plan) -> Standby | None:
         """The standby that gets ready, or is, for a vacancy of this plan; called if need be."""
@@ -52,7 +52,18 @@ class Healer:
             return self._members.is_ready(standby[1])
         return can_protect(plan)
 
+    def _called_before(self) -> Standby | None:
+        """Whom an earlier coordinator has called last."""
+        called = self._table.items(called_key(""))
+        if not called:
+            return None
+        key, place = list(called.items())[-1]
+        values = json.loads(place)
+        vacancy = Vacancy(values["pipeline"], values["rank"])
+        return vacancy, key.removeprefix(called_key(""))
+
     def _call(self, plan: Plan, vacancy: Vacancy, node: str) -> None:
         pipeline = with_standby(plan.pipelines[vacancy.pipeline], vacancy.rank, node)
-        place = {"pipeline": vacancy.pipeline, "stages": stages_to_hold(pipeline, node)}
+        stages = stages_to_hold(pipeline, node)
+        place = {"pipeline": vacancy.pipeline, "rank": vacancy.rank, "stages": stages}
         self._table.set(called_key(node), json.dumps(place).encode())

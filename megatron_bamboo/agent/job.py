@@ -1,6 +1,7 @@
 """What a job is: its shape, its nodes, the deadlines of its control plane, faults to inject."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -14,6 +15,7 @@ from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
 
 JOB_FILE = "job.json"
 LEASE_SECONDS = 5.0
+COORDINATOR = "coordinator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,37 @@ class Injection:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteFault:
+    """A coordinator that dies just before or just after it writes a key, like ``plan/1``."""
+
+    moment: str
+    key: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From ``coordinator@before:plan/1``."""
+        found = re.fullmatch(rf"{COORDINATOR}@(before|after):(\S+)", text)
+        if found is None:
+            raise UserError(
+                f"--inject {text}: write {COORDINATOR}@before:KEY or {COORDINATOR}@after:KEY, like "
+                f"{COORDINATOR}@before:plan/1"
+            )
+        return cls(*found.groups())
+
+    def __str__(self) -> str:
+        return f"{COORDINATOR}@{self.moment}:{self.key}"
+
+
+def parse_injections(
+    texts: Sequence[str],
+) -> tuple[tuple[Injection, ...], tuple[WriteFault, ...]]:
+    """The faults of nodes and those of coordinators, of what ``--inject`` was given."""
+    ours = [text for text in texts if text.startswith(f"{COORDINATOR}@")]
+    nodes = [text for text in texts if text not in ours]
+    return tuple(map(Injection.parse, nodes)), tuple(map(WriteFault.parse, ours))
+
+
+@dataclass(frozen=True, slots=True)
 class Deadlines:
     """How long the coordinator waits, in seconds."""
 
@@ -100,7 +133,7 @@ class Deadlines:
     stall_seconds: float = 1800.0
     """Without an iteration or an epoch, before the job ends."""
     store_seconds: float = 600.0
-    """What workers are told: how long they try to reach the store."""
+    """What workers and agents are told: how long they try to reach the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +151,8 @@ class JobSpec:
     """The network interface by which workers speak to each other."""
     standbys: tuple[str, ...] = ()
     """Nodes that wait to take the place of lost ones."""
+    write_faults: tuple[WriteFault, ...] = ()
+    """By the number of the coordinator, the first one's first: how it dies."""
 
 
 def check_victims(injections: Sequence[Injection], nodes: Sequence[str]) -> None:

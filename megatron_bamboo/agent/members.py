@@ -1,6 +1,12 @@
-"""Who lives: what the coordinator knows of nodes from its connections to their agents."""
+"""Who lives: what the coordinator knows of nodes from its connections to their agents.
+
+It is in the store before it is acted upon, so that the next coordinator knows it too. Agents say
+again whatever they have to say whenever they are connected anew, so what is known already counts
+for nothing.
+"""
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +16,7 @@ from megatron_bamboo.membership.raised import Raised
 from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.membership.workers import workers_of
-from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.observe.events import Emitter
 
 
 class Members:
@@ -24,7 +30,7 @@ class Members:
         self,
         nodes: Sequence[str],
         table: Table,
-        events: EventLog,
+        events: Emitter,
         tensor_size: int = 1,
         lease_seconds: float = LEASE_SECONDS,
         standbys: Sequence[str] = (),
@@ -37,26 +43,36 @@ class Members:
         self._links: dict[str, AgentLink] = {}
         self._leases = Leases(lease_seconds)
         self._places: dict[str, str] = {}
-        self._exited: set[str] = set()
-        self.lost: dict[str, str] = {}
+        self._agents = {node: json.loads(text) for node, text in self._known("agent/").items()}
+        self._exited = set(self._known("exited/"))
+        self.lost = {node: cause.decode() for node, cause in self._known("lost/").items()}
         """Each lost node with the sign that it is lost."""
-        self.raised: dict[str, Raised] = {}
+        self.raised = {n: Raised.from_json(text) for n, text in self._known("raised-by/").items()}
         """By node the error that its worker told, in the order in which they ended."""
-        self.finished: set[str] = set()
+        self.finished = set(self._known("finished/"))
         self.news = asyncio.Event()
         self._is_over = False
+        self._table.fenced.update(self.lost)
+        # An earlier coordinator knew them: they have the time of a lease to come back.
+        for node in self._agents.keys() - self.lost.keys() - self.finished:
+            self._leases.grant(node)
+
+    def _known(self, prefix: str) -> dict[str, bytes]:
+        """What the store holds under a prefix, in the order in which it was written."""
+        items = self._table.items(prefix).items()
+        return {key.removeprefix(prefix): value for key, value in items}
 
     def missing(self) -> list[str]:
         """The nodes that have not joined."""
-        return [node for node in self._nodes if node not in self._links]
+        return [node for node in self._nodes if node not in self._agents]
 
     def groups(self) -> dict[str, int]:
         """By node its process group: one SIGKILL to it and the node is gone."""
-        return {node: link.pid for node, link in sorted(self._links.items())}
+        return {node: agent["pid"] for node, agent in sorted(self._agents.items())}
 
     def waiting_standbys(self) -> tuple[str, ...]:
         """The live standbys that have joined."""
-        return tuple(n for n in self._standbys if n in self._links and n not in self.lost)
+        return tuple(n for n in self._standbys if n in self._agents and n not in self.lost)
 
     def is_ready(self, node: str) -> bool:
         """Whether all workers of a node hold what they will begin with."""
@@ -92,19 +108,36 @@ class Members:
             link.send({"op": "stop"})
 
     def joined(self, link: AgentLink) -> None:
-        """An agent said hello."""
-        if link.node in self._links or link.node not in (*self._nodes, *self._standbys):
-            raise ValueError(f"no node named {link.node} is expected")
-        self._links[link.node] = link
-        self._leases.grant(link.node)
-        self._events.emit("agent_joined", node=link.node, pid=link.pid)
+        """An agent said hello, for the first time or again."""
+        node, known = link.node, self._agents.get(link.node)
+        agent = {"pid": link.pid, "incarnation": link.incarnation}
+        if (refusal := self._refusal(node, agent)) is not None:
+            link.send({"op": "stop", "cause": refusal})
+            raise ValueError(f"{node} is refused: {refusal}")
+        with self._table.together():
+            self._table.set(f"agent/{node}", json.dumps(agent).encode())
+            self._events.emit("agent_back" if known else "agent_joined", node=node, pid=link.pid)
+        self._agents[node] = agent
+        self._links[node] = link
+        if node not in self.finished:
+            self._leases.grant(node)
         self.news.set()
+
+    def _refusal(self, node: str, agent: Mapping[str, Any]) -> str | None:
+        """Why an agent has no place here; None if it has."""
+        if node in self.lost:
+            return self.lost[node]
+        if node not in (*self._nodes, *self._standbys):
+            return f"no node named {node} is expected"
+        if self._agents.get(node) not in (None, agent):
+            return f"{node} is another process already"
+        return None
 
     def heard(self, link: AgentLink, message: Mapping[str, Any]) -> None:
         """An agent said that it is there, or reported its worker's start, hang or end."""
         match message:
             case {"op": "started", "worker": worker, "pid": pid}:
-                self._events.emit("worker_started", node=link.node, worker=worker, pid=pid)
+                self._worker_started(link.node, str(worker), int(pid))
             case {"op": "hung", "cause": str(cause)}:
                 self._ended(link.node, cause)
             case {"op": "alive", "word": str(word), "places": dict(places)}:
@@ -115,35 +148,59 @@ class Members:
                 self._worker_exited(link.node, worker, status)
 
     def closed(self, link: AgentLink) -> None:
-        """An agent's connection has ended: its node is gone."""
-        self._ended(link.node, "its connection closed")
+        """An agent's connection has ended: its node is gone, unless it has made another one."""
+        if self._links.get(link.node) is link:
+            del self._links[link.node]
+            self._ended(link.node, "its connection closed")
+
+    def _worker_started(self, node: str, worker: str, pid: int) -> None:
+        if self._table.get(f"started/{worker}") is None:
+            with self._table.together():
+                self._table.set(f"started/{worker}", str(pid).encode())
+                self._events.emit("worker_started", node=node, worker=worker, pid=pid)
 
     def _worker_exited(self, node: str, worker: str, status: int) -> None:
         """A node ends with the last of its workers, or with the first that was not done."""
+        if worker in self._exited:
+            return
         self._exited.add(worker)
+        cause = self._cause_of_exit(node, worker, status)
+        if cause is not None:
+            self._ended(node, cause)
+        with self._table.together():
+            self._table.set(f"exited/{worker}", str(status).encode())
+            if cause is None:
+                self._events.emit("worker_finished", node=node, worker=worker)
+
+    def _cause_of_exit(self, node: str, worker: str, status: int) -> str | None:
+        """What a node ends of with this worker; None if it goes on."""
         if self.is_worker_done(worker) and not self._exited.issuperset(self.workers_of(node)):
-            self._events.emit("worker_finished", node=node, worker=worker)
-        elif (told := self._table.get(f"raised/{worker}")) is not None:
-            self.raised.setdefault(node, Raised.from_json(told))
-            self._ended(node, f"its worker raised {self.raised[node]}")
-        elif status < 0:
-            self._ended(node, f"its worker was ended by signal {-status}")
-        elif status == 0:
-            self._ended(node, "its worker ended with status 0 before the training was over")
-        else:
-            self._ended(node, f"its worker ended with status {status}")
+            return None
+        if (told := self._table.get(f"raised/{worker}")) is not None:
+            if node not in self.raised:
+                self._table.set(f"raised-by/{node}", told)
+                self.raised[node] = Raised.from_json(told)
+            return f"its worker raised {self.raised[node]}"
+        if status < 0:
+            return f"its worker was ended by signal {-status}"
+        if status == 0:
+            return "its worker ended with status 0 before the training was over"
+        return f"its worker ended with status {status}"
 
     def _ended(self, node: str, cause: str) -> None:
         if self._is_over or node in self.finished or node in self.lost:
             return
+        is_done = self.is_done(node)
+        with self._table.together():
+            self._table.set(f"{'finished' if is_done else 'lost'}/{node}", cause.encode())
+            self._events.emit("finished" if is_done else "loss", node=node, cause=cause)
         self._leases.end(node)
-        if self.is_done(node):
+        if is_done:
             self.finished.add(node)
-            self._events.emit("finished", node=node, cause=cause)
         else:
             self.lost[node] = cause
-            self._events.emit("loss", node=node, cause=cause)
             # Whatever still runs there, or will when it is awake again, is refused and ended.
             self._table.fenced.add(node)
-            self._links[node].send({"op": "stop", "cause": cause})
+            if (link := self._links.get(node)) is not None:
+                link.send({"op": "stop", "cause": cause})
         self.news.set()

@@ -1,52 +1,59 @@
 """What a run tells its user: one line an iteration, one line a loss, and a file of exact losses.
 
 The lines are in Megatron's style, and in one place for the whole job: a node that dies takes no
-line along, and none is printed twice.
+line along, and none is printed twice. So it stays when the coordinator dies: what it said is in the
+job's journal, and the launcher, which does not die before the job, tells it from there.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from pathlib import Path
 
 from megatron_bamboo.agent.job import JobShape
+from megatron_bamboo.agent.telling import is_new
 from megatron_bamboo.membership.decision import StepReport
+from megatron_bamboo.membership.table import Table
 from megatron_bamboo.planner.healing import unprotected
 from megatron_bamboo.planner.plan import Plan
 
-LOSSES_FILE = "losses.jsonl"
+REPORTED_KEY = "reported"
+"""Holds the last step that was said."""
 
 
 class Reporter:
-    """Says what happens in a job, in the order of its steps."""
+    """Says what happens in a job, in the order of its steps.
+
+    What is said is in the store together with the fact that it was said, so that of several
+    coordinators exactly one says it. Who tells it to the user is ``Teller``.
+    """
 
     def __init__(
         self,
-        job_dir: Path,
+        table: Table,
         shape: JobShape,
-        say: Callable[[str], None],
-        advance: Callable[[int], None],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        self._losses = job_dir / LOSSES_FILE
+        self._table = table
         self._shape = shape
-        self._say = say
-        self._advance = advance
         self._now = now
-        self._next_step = shape.start_step + 1
+        reported = table.get(REPORTED_KEY)
+        self._next_step = (shape.start_step if reported is None else int(reported)) + 1
         self._waiting: dict[int, StepReport] = {}
         self._saves: dict[int, str] = {}
 
     def passed(self, report: StepReport) -> None:
         """Take a step's report; say it once all steps before it were said."""
+        if report.step < self._next_step:
+            return
         self._waiting[report.step] = report
         while next_report := self._waiting.pop(self._next_step, None):
-            self._write_loss(next_report)
-            self._say(f" [{self._time()}] {iteration_line(next_report, self._shape)}")
-            for difference in next_report.differences:
-                self.note(f"before step {self._next_step} {difference}")
-            self._advance(self._next_step)
+            step = self._next_step
+            loss = {"step": step, "loss": next_report.loss, "grad_norm": next_report.grad_norm}
+            with self._table.together():
+                self._table.set(REPORTED_KEY, str(step).encode())
+                self._say(iteration_line(next_report, self._shape), loss=loss)
+                for difference in next_report.differences:
+                    self.note(f"before step {step} {difference}")
             self._next_step += 1
             self._say_saves()
 
@@ -60,11 +67,11 @@ class Reporter:
 
     def _say_saves(self) -> None:
         for step in [step for step in self._saves if step < self._next_step]:
-            self.note(self._saves.pop(step))
+            self.once(f"saved/{step}", self._saves.pop(step))
 
     def lost(self, causes: Mapping[str, str], plan: Plan) -> None:
         """Say which nodes were lost and how the plan goes on without them."""
-        self._say(f" [{self._time()}] {loss_line(causes, plan)}")
+        self._say(loss_line(causes, plan))
 
     def planned(self, plan: Plan) -> None:
         """Say what is to change, and in which step."""
@@ -77,15 +84,17 @@ class Reporter:
 
     def note(self, text: str) -> None:
         """Say something else."""
-        self._say(f" [{self._time()}] {text}")
+        self._say(text)
 
-    def _time(self) -> str:
-        return self._now().strftime("%Y-%m-%d %H:%M:%S")
+    def once(self, what: str, text: str) -> None:
+        """Say something else, unless that was said already."""
+        with self._table.together():
+            if is_new(self._table, what):
+                self._say(text)
 
-    def _write_loss(self, report: StepReport) -> None:
-        line = {"step": report.step, "loss": report.loss, "grad_norm": report.grad_norm}
-        with self._losses.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+    def _say(self, text: str, **more: object) -> None:
+        time = self._now().strftime("%Y-%m-%d %H:%M:%S")
+        self._table.say({"line": f" [{time}] {text}"} | more)
 
 
 def iteration_line(report: StepReport, shape: JobShape) -> str:

@@ -26,13 +26,16 @@ from megatron_bamboo.agent.job import (
     Injection,
     JobShape,
     JobSpec,
+    WriteFault,
     check_reachable,
     check_victims,
+    parse_injections,
 )
+from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.process import blocked_interrupts, spawn
-from megatron_bamboo.agent.report import LOSSES_FILE
-from megatron_bamboo.agent.run_job import Outcome, Status, run_job
+from megatron_bamboo.agent.run_job import run_job
 from megatron_bamboo.agent.sizes import check_order
+from megatron_bamboo.agent.telling import LOSSES_FILE
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.rehearsal.fault import LOSSES
 
@@ -77,8 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(node5@iter7:#12) or a moment of a save (node0@iter10:SAVE_RENAME); node5@change:1COMMIT: "
         "in the first iteration in which state moves to new holders; with another word at "
         f"the end ({', '.join(LOSSES[1:])}) something else happens: node5@iter7:#12:raise; with "
-        "flip:UNIT/KIND a bit of its state flips: node5@iter7:1REDUCE:flip:layer1/exp_avg; may be "
-        "given again",
+        "flip:UNIT/KIND a bit of its state flips: node5@iter7:1REDUCE:flip:layer1/exp_avg; or kill "
+        "a coordinator just before or after it writes a key of its store: "
+        "coordinator@before:plan/1; may be given again",
     )
     seconds = (
         ("--store-deadline", limits.store_seconds, "how long a worker tries to reach the store"),
@@ -95,10 +99,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepare and run the job; its exit status is in ``agent/run_job.py``."""
+    """Prepare and run the job; its exit status is in ``agent/outcome.py``."""
     names = [f"node{number}" for number in range(args.nodes + max(0, args.standbys))]
     nodes, standbys = tuple(names[: args.nodes]), tuple(names[args.nodes :])
-    injections, deadlines = _checked_injections(args, names), _deadlines(args)
+    (injections, faults), deadlines = _checked_injections(args, names), _deadlines(args)
     job_dir = _make_job_dir(args.job_dir)
     command = [sys.executable, args.script, *args.script_args]
     with _interruptible():
@@ -107,7 +111,9 @@ def run(args: argparse.Namespace) -> int:
             if status != 0:
                 return status
             shape = JobShape.read(job_dir)
-            spec = JobSpec(nodes, shape, job_dir, injections, deadlines, standbys=standbys)
+            spec = JobSpec(
+                nodes, shape, job_dir, injections, deadlines, standbys=standbys, write_faults=faults
+            )
             _check_shape(spec, args.workers_per_node)
             with _screen(shape.start_step, shape.train_iters) as (say, advance):
                 say(f"job folder: {job_dir}")
@@ -122,7 +128,9 @@ def run(args: argparse.Namespace) -> int:
     return outcome.status
 
 
-def _checked_injections(args: argparse.Namespace, nodes: Sequence[str]) -> tuple[Injection, ...]:
+def _checked_injections(
+    args: argparse.Namespace, nodes: Sequence[str]
+) -> tuple[tuple[Injection, ...], tuple[WriteFault, ...]]:
     if args.nodes < 1:
         raise UserError(f"--nodes {args.nodes}: start at least one node")
     if args.standbys < 0:
@@ -131,9 +139,9 @@ def _checked_injections(args: argparse.Namespace, nodes: Sequence[str]) -> tuple
         raise UserError(f"--workers-per-node {args.workers_per_node}: start at least one worker")
     if not Path(args.script).is_file():
         raise UserError(f"there is no script {args.script}")
-    injections = tuple(map(Injection.parse, args.inject))
+    injections, faults = parse_injections(args.inject)
     check_victims(injections, nodes)
-    return injections
+    return injections, faults
 
 
 def _deadlines(args: argparse.Namespace) -> Deadlines:

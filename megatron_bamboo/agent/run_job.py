@@ -1,47 +1,28 @@
-"""Run a job on this machine: its store, its coordinator and its nodes, and leave nothing behind.
+"""Run a job on this machine: its coordinator and its nodes, and leave nothing behind.
 
 A library call, so that a test may run many jobs with workers forked from one process that has
 imported torch once; ``bamboo run`` is this with a command line (``agent/run.py``).
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 
 from megatron_bamboo.agent.agent import AgentSettings, StartNode
-from megatron_bamboo.agent.coordinator import Coordinator, JobFailed
 from megatron_bamboo.agent.environment import worker_environment
-from megatron_bamboo.agent.job import Injection, JobSpec, check_reachable, check_victims
+from megatron_bamboo.agent.job import (
+    Injection,
+    JobSpec,
+    WriteFault,
+    check_reachable,
+    check_victims,
+)
+from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.process import NodeHandle, adopted_orphans, blocked_interrupts
-from megatron_bamboo.agent.report import Reporter
-from megatron_bamboo.membership.store_server import StoreServer
-from megatron_bamboo.membership.table import Table
+from megatron_bamboo.agent.supervisor import Supervisor
+from megatron_bamboo.agent.telling import Teller
+from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.workers import node_of, worker_name
-from megatron_bamboo.observe.events import EventLog, read_events
-from megatron_bamboo.planner.plan import NoHolder
-
-
-class Status(IntEnum):
-    """How a job ended, as an exit status."""
-
-    FINISHED = 0
-    FAILED = 1
-    USER_ERROR = 2
-    NO_HOLDER = 3
-    INJECTION_NOT_REACHED = 4
-    INTERRUPTED = 130
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a job ended, with one line for its user where it did not just finish."""
-
-    status: Status
-    message: str = ""
-    lost: tuple[tuple[str, str], ...] = ()
-    """The nodes lost on the way, each with the sign that it was lost."""
+from megatron_bamboo.observe.events import read_events
 
 
 def run_job(
@@ -63,49 +44,29 @@ def run_job(
         say(f"nothing to train: {shape.loaded_from} holds step {shape.start_step} already")
         return Outcome(Status.FINISHED)
     (spec.job_dir / "logs").mkdir(parents=True, exist_ok=True)
-    events = EventLog(spec.job_dir / "events", "coordinator")
-    table = Table()
-    coordinator = Coordinator(spec, table, events, Reporter(spec.job_dir, spec.shape, say, advance))
-    server = StoreServer(table, coordinator.members, spec.host)
+    teller = Teller(spec.job_dir, say, advance)
+    supervisor = Supervisor(spec, teller)
     nodes: list[NodeHandle] = []
     with adopted_orphans():
         try:
-            # All are forked before the first connection is accepted: none inherits another's.
             for node in (*spec.nodes, *spec.standbys):
-                nodes.append(start_node(_settings(spec, node, server.address)))
-            outcome = asyncio.run(_lead(coordinator, server))
+                nodes.append(start_node(_settings(spec, node)))
+            outcome = supervisor.run()
         finally:
             with blocked_interrupts():
+                supervisor.close()
                 _end(nodes)
-                server.close()
-                events.close()
+                teller.close()
     return _with_injections(outcome, spec)
 
 
-async def _lead(coordinator: Coordinator, server: StoreServer) -> Outcome:
-    async with server:
-        try:
-            await coordinator.run()
-            status, message = Status.FINISHED, ""
-        except NoHolder as error:
-            status = Status.NO_HOLDER
-            errors = coordinator.errors_of(error.holders)
-            message = "; ".join([str(error), *errors, coordinator.restart_hint()])
-        except JobFailed as error:
-            status, message = Status.FAILED, str(error)
-        except OSError as error:
-            status, message = Status.FAILED, f"the job folder cannot be written: {error}"
-        finally:
-            coordinator.members.stop()
-    return Outcome(status, message, tuple(coordinator.members.lost.items()))
-
-
-def _settings(spec: JobSpec, node: str, address: str) -> AgentSettings:
-    size = spec.shape.tensor_size
+def _settings(spec: JobSpec, node: str) -> AgentSettings:
+    size, store = spec.shape.tensor_size, str((spec.job_dir / ADDRESS_FILE).absolute())
     workers = {
-        worker_name(node, t, size): worker_environment(spec, node, t, address) for t in range(size)
+        worker_name(node, t, size): worker_environment(spec, node, t, store) for t in range(size)
     }
-    return AgentSettings(node, address, spec.job_dir, workers, spec.shape.lease_seconds)
+    lease, patience = spec.shape.lease_seconds, spec.deadlines.store_seconds
+    return AgentSettings(node, store, spec.job_dir, workers, lease, patience)
 
 
 def _end(nodes: Sequence[NodeHandle]) -> None:
@@ -116,14 +77,30 @@ def _end(nodes: Sequence[NodeHandle]) -> None:
 
 
 def _with_injections(outcome: Outcome, spec: JobSpec) -> Outcome:
-    if outcome.status is not Status.FINISHED or not spec.injections:
+    if outcome.status is not Status.FINISHED:
         return outcome
-    missed = unreached_injections(spec.job_dir, spec.injections)
+    missed: list[Injection | WriteFault] = [
+        *unreached_injections(spec.job_dir, spec.injections),
+        *_unreached_faults(spec),
+    ]
     if not missed:
         return outcome
     names = ", ".join(map(str, missed))
     message = f"the job finished, but never came to --inject {names}: nothing was tested there"
     return Outcome(Status.INJECTION_NOT_REACHED, message, outcome.lost)
+
+
+def _unreached_faults(spec: JobSpec) -> list[WriteFault]:
+    """The deaths of coordinators that none of them died."""
+    if not spec.write_faults:
+        return []
+    died = {
+        (event["generation"], event["fault"])
+        for event in read_events(spec.job_dir / "events")
+        if event["event"] == "coordinator_kill"
+    }
+    numbered = enumerate(spec.write_faults, start=1)
+    return [fault for number, fault in numbered if (number, str(fault)) not in died]
 
 
 def unreached_injections(job_dir: Path, injections: Sequence[Injection]) -> list[Injection]:

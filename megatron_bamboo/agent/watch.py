@@ -1,34 +1,23 @@
 """An agent's watch over its workers, and its word to the coordinator that it is there."""
 
 import os
-import selectors
-import socket
+import select
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from megatron_bamboo.agent.hangs import HangJudge
-from megatron_bamboo.agent.leases import FIRST_WORD, beat_seconds
+from megatron_bamboo.agent.leases import beat_seconds
+from megatron_bamboo.agent.link import CoordinatorLink
 from megatron_bamboo.agent.process import WorkerHandle
 from megatron_bamboo.membership.clock import PatientClock
-from megatron_bamboo.membership.frames import encode_frame, receive_frame
 from megatron_bamboo.membership.signs import SignPage
 from megatron_bamboo.observe.events import EventLog
 
 LOOK_SECONDS = 0.25
 """How often the workers' signs are looked at."""
-
-# A frame that has begun to arrive is whole within this time, and one is taken within it.
-FRAME_SECONDS = 5.0
-
-
-def send(link: socket.socket, message: Mapping[str, Any]) -> None:
-    """Send one message; TimeoutError where it is not taken."""
-    link.settimeout(FRAME_SECONDS)
-    link.sendall(encode_frame(message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +47,7 @@ class NodeWatch:
 
     def __init__(
         self,
-        link: socket.socket,
+        link: CoordinatorLink,
         workers: Mapping[str, WatchedWorker],
         events: EventLog,
         lease_seconds: float,
@@ -67,68 +56,61 @@ class NodeWatch:
         self._events = events
         self._beat_seconds = beat_seconds(lease_seconds)
         self._next_beat = time.monotonic()
-        self._word = FIRST_WORD
         self._clock = PatientClock()
         self._running = dict(workers)
+        self._ends = {os.pidfd_open(w.handle.pid): name for name, w in workers.items()}
+        self._hangs = False
 
     def run(self) -> None:
-        """Report each worker's end; return when the coordinator says stop or is gone, or when a
-        worker hangs.
+        """Report each worker's end, and one that hangs; return when the job is over for this node.
 
-        This wait has no deadline of its own: the coordinator's process ending ends it.
+        This wait has no deadline of its own: the link has one for whoever leads the job.
         """
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._link, selectors.EVENT_READ, data="")
-            for name, worker in self._running.items():
-                pidfd = os.pidfd_open(worker.handle.pid)
-                selector.register(pidfd, selectors.EVENT_READ, data=name)
-            while not self._hangs():
-                wait = min(LOOK_SECONDS, self._next_beat - time.monotonic())
-                for key, _ in selector.select(max(0.0, wait)):
-                    if key.data:
-                        selector.unregister(key.fileobj)
-                        self._report_end(key.data)
-                    elif self._is_over():
-                        return
-                self._beat()
+        while not self._link.is_over():
+            self._look_for_hangs()
+            wait = min(LOOK_SECONDS, self._next_beat - time.monotonic())
+            for descriptor in self._await(max(0.0, wait)):
+                if descriptor in self._ends:
+                    self._report_end(descriptor)
+                elif self._link.hear_stop():
+                    return
+            self._beat()
+
+    def _await(self, seconds: float) -> Iterator[int]:
+        """What has something to say."""
+        poll = select.poll()
+        link = self._link.fileno
+        for descriptor in (*self._ends, *(() if link is None else (link,))):
+            poll.register(descriptor, select.POLLIN)
+        return (descriptor for descriptor, _ in poll.poll(1000 * seconds))
 
     def _beat(self) -> None:
         """Say that this node is there, if it is time to."""
         if time.monotonic() >= self._next_beat:
             self._next_beat = time.monotonic() + self._beat_seconds
             places = {name: worker.judge.place for name, worker in self._running.items()}
-            send(self._link, {"op": "alive", "word": self._word, "places": places})
+            self._link.beat(places)
 
-    def _hangs(self) -> bool:
-        """Whether a worker hangs; the coordinator is told."""
+    def _look_for_hangs(self) -> None:
+        """Where a worker hangs, end all of this node's and report it, once."""
+        if self._hangs:
+            return
         now = self._clock.look()
         for name, worker in self._running.items():
             if (cause := worker.look(now)) is not None:
+                self._hangs = True
                 self._events.emit("hang", worker=name, cause=cause)
                 sys.stderr.write(f"{name}: {cause}\n")
-                send(self._link, {"op": "hung", "cause": cause})
-                return True
-        return False
+                self._link.report({"op": "hung", "cause": cause})
+                break
+        if self._hangs:
+            for worker in self._running.values():
+                worker.handle.kill()
 
-    def _report_end(self, name: str) -> None:
+    def _report_end(self, descriptor: int) -> None:
+        os.close(descriptor)
+        name = self._ends.pop(descriptor)
         worker = self._running.pop(name).handle
         status = worker.poll()
         self._events.emit("worker_exited", worker=name, pid=worker.pid, status=status)
-        send(self._link, {"op": "exited", "worker": name, "status": status})
-
-    def _is_over(self) -> bool:
-        try:
-            message = receive_frame(self._link, time.monotonic() + FRAME_SECONDS)
-        except OSError:
-            self._events.emit("coordinator_gone")
-            return True
-        match message:
-            case {"op": "heard", "word": str(word)}:
-                self._word = word
-            case {"op": "stop", "cause": cause}:
-                self._events.emit("fenced", cause=cause)
-                sys.stderr.write(f"this node was declared lost: {cause}\n")
-                return True
-            case {"op": "stop"}:
-                return True
-        return False
+        self._link.report({"op": "exited", "worker": name, "status": status})

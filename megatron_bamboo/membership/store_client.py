@@ -1,12 +1,15 @@
 """A worker's way to the embedded store: blocking calls whose deadlines hold.
 
 A silent or stopped server makes a call raise when its time is over, never hang. A broken
-connection is made anew and the call sent again until then: a store that is gone for a moment
-stops no worker. Each thread has a connection of its own, so that one that waits for the next epoch
-never delays another's record.
+connection is made anew and the call sent again until then, to whoever leads the job by then: a
+store that is gone for a while stops no worker. So every call may come twice, and none does more
+than once what it says. Each thread has a connection of its own, so that one that waits for the next
+epoch never delays another's record.
 """
 
 import contextlib
+import secrets
+import select
 import socket
 import threading
 import time
@@ -14,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from megatron_bamboo.membership.address import Address, Signpost
 from megatron_bamboo.membership.frames import (
     decode_value,
     encode_frame,
@@ -23,6 +27,10 @@ from megatron_bamboo.membership.frames import (
 )
 
 RETRY_SECONDS = 0.05
+# How often a client that waits for an answer looks whether somebody else would give it.
+LOOK_SECONDS = 0.25
+# An answer that has begun to arrive is whole within this time, and a request is taken within it.
+FRAME_SECONDS = 5.0
 # A wait ends at the server; this much later the client stops listening for the answer.
 ANSWER_GRACE_SECONDS = 0.5
 
@@ -40,9 +48,10 @@ class NodeFenced(Exception):
 
 
 class StoreClient:
-    """The store at ``host:port``; every call ends within ``deadline_seconds`` or its own time.
+    """The store; every call ends within ``deadline_seconds`` or its own time.
 
     Args:
+        address: ``host:port``, or the path of the file that says it (``address.py``).
         worker: whose calls these are, so that they are refused once its node is lost.
         fenced: called, in whatever thread, when they are; by default the call raises NodeFenced.
     """
@@ -54,9 +63,7 @@ class StoreClient:
         worker: str = "",
         fenced: Callable[[NodeFenced], None] | None = None,
     ) -> None:
-        host, _, port = address.rpartition(":")
-        self._endpoint = (host, int(port))
-        self._address = address
+        self._signpost = Signpost(address)
         self._worker = worker
         self._fenced = fenced
         self.deadline_seconds = deadline_seconds
@@ -84,8 +91,9 @@ class StoreClient:
         return decode_value(reply["value"])
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, from 0; the sum. Never sent twice: a lost answer is a StoreError."""
-        return int(self._call("add", key=key, amount=amount)["number"])
+        """Add to a number, from 0; the sum."""
+        request = secrets.token_hex(8)
+        return int(self._call("add", key=key, amount=amount, request=request)["number"])
 
     def wait(self, keys: Iterable[str], timeout_seconds: float | None = None) -> None:
         """Wait until all keys have values; StoreTimeout names those that have none in time."""
@@ -136,24 +144,17 @@ class StoreClient:
         return self._exchange(request, timeout_seconds + ANSWER_GRACE_SECONDS)
 
     def _exchange(self, request: dict[str, Any], deadline_seconds: float) -> dict[str, Any]:
-        frame = encode_frame(request | {"worker": self._worker})
-        until = time.monotonic() + deadline_seconds
         what = f"{request['op']} {request.get('key', request.get('keys'))}"
-        while True:
-            try:
-                reply = self._send(frame, until)
-                break
-            except TimeoutError:
-                self._drop()
-                raise StoreTimeout(
-                    f"{what}: the store at {self._address} did not answer "
-                    f"within {deadline_seconds:g} s"
-                ) from None
-            except OSError as error:
-                self._drop()
-                if self._closed or request["op"] == "add":
-                    raise StoreError(f"{what}: {error}") from error
-                time.sleep(RETRY_SECONDS)
+        until = time.monotonic() + deadline_seconds
+        try:
+            reply = self._ask(request | {"worker": self._worker}, until)
+        except TimeoutError:
+            raise StoreTimeout(
+                f"{what}: the store at {self._signpost} did not answer "
+                f"within {deadline_seconds:g} s"
+            ) from None
+        except StoreError as error:
+            raise StoreError(f"{what}: {error}") from None
         if "fenced" in reply:
             fenced = NodeFenced(f"{self._worker}: its node was declared lost; {what} is refused")
             if self._fenced is not None:
@@ -163,30 +164,66 @@ class StoreClient:
             raise ValueError(f"{what}: {reply['error']}")
         return reply
 
-    def _send(self, frame: bytes, until: float) -> dict[str, Any]:
-        connection = self._connection(until)
-        set_deadline(connection, until)
-        connection.sendall(frame)
-        return receive_frame(connection, until)
-
-    def _connection(self, until: float) -> socket.socket:
-        if self._closed:
-            raise StoreError("the store client is closed")
-        connection: socket.socket | None = getattr(self._local, "connection", None)
-        if connection is None:
-            remaining = until - time.monotonic()
-            if remaining <= 0:
+    def _ask(self, request: dict[str, Any], until: float) -> dict[str, Any]:
+        """The answer to a request, which is sent again until there is one."""
+        frame = encode_frame(request)
+        while True:
+            if self._closed:
+                raise StoreError("the store client is closed")
+            if (left := until - time.monotonic()) <= 0:
                 raise TimeoutError
-            connection = socket.create_connection(self._endpoint, timeout=remaining)
+            try:
+                return self._send(frame, until)
+            except OSError:
+                self._drop()
+            time.sleep(min(RETRY_SECONDS, left))
+            if "timeout" in request:
+                left = max(0.0, until - ANSWER_GRACE_SECONDS - time.monotonic())
+                frame = encode_frame(request | {"timeout": left})
+
+    def _send(self, frame: bytes, until: float) -> dict[str, Any]:
+        """One try; OSError where it has failed, or another one leads the job."""
+        connection, address = self._connection(until)
+        set_deadline(connection, _soon(until))
+        connection.sendall(frame)
+        while not _readable(connection, min(LOOK_SECONDS, until - time.monotonic())):
+            if self._signpost.find() != address:
+                raise ConnectionResetError("another coordinator leads the job")
+        return receive_frame(connection, _soon(until))
+
+    def _connection(self, until: float) -> tuple[socket.socket, Address]:
+        connected: tuple[socket.socket, Address] | None
+        connected = getattr(self._local, "connected", None)
+        if connected is None:
+            address = self._signpost.find()
+            if address is None:
+                raise ConnectionRefusedError("nobody leads the job")
+            left = _soon(until) - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            connection = socket.create_connection((address.host, address.port), timeout=left)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._local.connection = connection
+            connected = self._local.connected = connection, address
             with self._lock:
                 self._connections.add(connection)
-        return connection
+        return connected
 
     def _drop(self) -> None:
-        connection: socket.socket | None = self._local.__dict__.pop("connection", None)
-        if connection is not None:
+        connected = self._local.__dict__.pop("connected", None)
+        if connected is not None:
             with self._lock:
-                self._connections.discard(connection)
-                connection.close()
+                self._connections.discard(connected[0])
+                connected[0].close()
+
+
+def _soon(until: float) -> float:
+    return min(until, time.monotonic() + FRAME_SECONDS)
+
+
+def _readable(connection: socket.socket, seconds: float) -> bool:
+    """Whether something arrives within the time; TimeoutError when there is none left."""
+    if seconds <= 0:
+        raise TimeoutError
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))

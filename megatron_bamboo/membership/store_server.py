@@ -31,6 +31,8 @@ class AgentLink:
     node: str
     pid: int
     writer: asyncio.StreamWriter
+    incarnation: str = ""
+    """The same for all connections that one agent ever makes."""
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Tell the agent something; nothing happens where it is gone already."""
@@ -42,7 +44,7 @@ class AgentWatcher(Protocol):
     """Who wants to know about agents: the coordinator."""
 
     def joined(self, link: AgentLink) -> None:
-        """An agent said hello; ValueError refuses it and closes its connection."""
+        """An agent said hello, perhaps again; ValueError refuses it and closes its connection."""
 
     def heard(self, link: AgentLink, message: Mapping[str, Any]) -> None:
         """An agent reported something."""
@@ -101,6 +103,7 @@ class StoreServer:
     async def _serve_frames(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        table = self.table
         while True:
             request = await read_frame(reader)
             if request.get("op") == "hello":
@@ -110,6 +113,8 @@ class StoreServer:
                 reply = await self._answer(request)
             except (KeyError, TypeError, ValueError, binascii.Error) as error:
                 raise MalformedFrame(f"{request}: {error}") from error
+            # Whoever was stopped while another took its place must not answer from what it knows.
+            table.check()
             writer.write(encode_frame(reply))
             await writer.drain()
 
@@ -122,14 +127,18 @@ class StoreServer:
         if self._watcher is None:
             raise MalformedFrame("this store has no place for agents")
         try:
-            link = AgentLink(str(hello["node"]), int(hello["pid"]), writer)
+            incarnation = str(hello["incarnation"])
+            link = AgentLink(str(hello["node"]), int(hello["pid"]), writer, incarnation)
+            self.table.check()
             self._watcher.joined(link)
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedFrame(str(error)) from error
         try:
-            link.send({"welcome": link.node})
+            link.send({"op": "welcome"})
             while True:
-                self._watcher.heard(link, await read_frame(reader))
+                message = await read_frame(reader)
+                self.table.check()
+                self._watcher.heard(link, message)
         finally:
             self._watcher.closed(link)
 
@@ -148,7 +157,7 @@ class StoreServer:
                 held = table.compare_set(_key(request), expected, _value(request, "desired"))
                 return {"value": encode_value(held)}
             case "add":
-                return self._add(_key(request), int(request["amount"]))
+                return self._add(_key(request), int(request["amount"]), str(request["request"]))
             case "wait":
                 keys = [str(key) for key in request["keys"]]
                 return {"missing": await table.wait(keys, float(request["timeout"]))}
@@ -165,9 +174,9 @@ class StoreServer:
             case op:
                 raise ValueError(f"unknown operation {op!r}")
 
-    def _add(self, key: str, amount: int) -> dict[str, Any]:
+    def _add(self, key: str, amount: int, request: str) -> dict[str, Any]:
         try:
-            return {"number": self.table.add(key, amount)}
+            return {"number": self.table.add(key, amount, request)}
         except ValueError:
             return {"error": f"{key} holds no number"}
 

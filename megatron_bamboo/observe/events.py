@@ -10,8 +10,23 @@ import errno
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+
+class Emitter(Protocol):
+    """Whoever takes events."""
+
+    def emit(self, event: str, **fields: object) -> None:
+        """Take one event."""
+
+
+def make_event(event: str, source: str, fields: Mapping[str, object]) -> dict[str, object]:
+    """One event, of now."""
+    head = {"event": event, "source": source, "time": time.monotonic(), "unix": time.time()}
+    assert not head.keys() & fields.keys(), f"event {event} overrides {sorted(head)}"
+    return {**head, **fields}
 
 
 class EventLog:
@@ -25,15 +40,11 @@ class EventLog:
 
     def emit(self, event: str, **fields: object) -> None:
         """Append one event; what it says is on disk's way before this returns."""
-        head = {
-            "event": event,
-            "source": self.source,
-            "time": time.monotonic(),
-            "unix": time.time(),
-        }
-        assert not head.keys() & fields.keys(), f"event {event} overrides {sorted(head)}"
-        line = json.dumps(head | fields) + "\n"
-        data = line.encode()
+        self.append(make_event(event, self.source, fields))
+
+    def append(self, event: Mapping[str, object]) -> None:
+        """Append an event that was made elsewhere."""
+        data = (json.dumps(event) + "\n").encode()
         if os.write(self._descriptor, data) != len(data):
             raise OSError(errno.ENOSPC, f"half an event was written for {self.source}")
 

@@ -6,7 +6,7 @@ The numbers in brackets are those of the invariants in ``docs/design.md``.
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from megatron_bamboo.agent.run_job import Status
+from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.data.samples import samples_of_step
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.compare import compare_runs, format_comparison

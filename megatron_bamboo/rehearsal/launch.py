@@ -18,7 +18,7 @@ from typing import IO
 import psutil
 
 from megatron_bamboo.agent.job import Injection, JobShape
-from megatron_bamboo.agent.run_job import Status
+from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.rehearsal.fault import How
 from megatron_bamboo.rehearsal.record import Events, RunRecord, new_events

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import megatron_bamboo
 from megatron_bamboo.agent.job import Injection
-from megatron_bamboo.agent.run_job import Status
+from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.rehearsal.record import RunRecord

@@ -3,18 +3,19 @@
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megatron_bamboo.agent.coordinator import Coordinator, JobFailed
 from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec
 from megatron_bamboo.agent.report import Reporter
+from megatron_bamboo.agent.telling import Announcer
 from megatron_bamboo.membership.decision import FENCED_VALUE, Record, StepReport
 from megatron_bamboo.membership.store_server import AgentLink
-from megatron_bamboo.membership.table import Table
-from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.membership.table import Change, Nowhere, Said, Table
 from megatron_bamboo.planner.plan import NoHolder, Plan
 
 NODES = tuple(f"node{number}" for number in range(4))
@@ -34,21 +35,41 @@ class Writer:
         self.told.append(frame)
 
 
+class Memory(Nowhere):
+    """Keeps in memory what was changed and said."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+
+    def load(self) -> list[Change]:
+        return list(self.changes)
+
+    def keep(self, changes: Sequence[Change]) -> None:
+        self.changes += changes
+
+    @property
+    def facts(self) -> list[dict[str, Any]]:
+        return [json.loads(c.text) for c in self.changes if isinstance(c, Said)]
+
+
 class Cluster:
     """A coordinator, and nodes that do what a test says."""
 
     def __init__(self, tmp_path: Path, deadlines: Deadlines) -> None:
         shape = JobShape(4, 1, 2, "lazy", train_iters=9, global_batch_size=2)
-        self.said: list[str] = []
-        self.table = Table()
+        self.memory = Memory()
+        self.table = Table(self.memory)
         spec = JobSpec(NODES, shape, tmp_path, deadlines=deadlines)
-        reporter = Reporter(tmp_path, shape, self.said.append, lambda _: None)
-        events = EventLog(tmp_path, "coordinator")
+        reporter, events = Reporter(self.table, shape), Announcer(self.table, "coordinator")
         self.coordinator = Coordinator(spec, self.table, events, reporter)
         self.links = {
             node: AgentLink(node, 100, Writer())  # type: ignore[arg-type]
             for node in NODES
         }
+
+    @property
+    def said(self) -> list[str]:
+        return [fact["line"] for fact in self.memory.facts if "line" in fact]
 
     def join(self, *nodes: str) -> None:
         for node in nodes:
@@ -119,7 +140,8 @@ def test_a_change_of_epoch_from_hello_to_done(lead: Lead) -> None:
         cluster.confirm(1, 0)
         cluster.lose("node2")
         assert await cluster.table.wait(["ending/0"], 5) == ()
-        assert json.loads(cluster.table.get("ending/0") or b"") == {"lost": ["node2"]}
+        announced = json.loads(cluster.table.get("ending/0") or b"")
+        assert announced == {"lost": ["node2"], "standby": None}
         cluster.record(0, "node0", 1, True, True)
         cluster.record(0, "node1", 2, True, False)
         cluster.record(0, "node3", 2, True, False)

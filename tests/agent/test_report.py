@@ -1,13 +1,18 @@
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.report import Reporter, iteration_line
+from megatron_bamboo.agent.telling import Teller
 from megatron_bamboo.membership.decision import StepReport
+from megatron_bamboo.membership.table import Change, Nowhere, Said, Table
 
 SHAPE = JobShape(4, 2, 8, "lazy", train_iters=20, global_batch_size=16)
+NOW = datetime(2026, 11, 29, 17, 0, 0)
 REPORT = StepReport(7, 0, (7.123456).hex(), 1e-3, (3.21).hex(), 112, 0.312, ())
 
 
@@ -28,13 +33,31 @@ def test_an_iteration_with_a_scaled_loss_says_the_scale_and_whether_it_was_skipp
     assert skipped.endswith("| grad norm: inf | skipped: the gradient overflowed |")
 
 
+class Journal(Nowhere):
+    """Keeps what is said in memory."""
+
+    def __init__(self) -> None:
+        self.facts: list[dict[str, Any]] = []
+
+    def keep(self, changes: Sequence[Change]) -> None:
+        self.facts += [json.loads(c.text) for c in changes if isinstance(c, Said)]
+
+
 def test_reports_out_of_order_are_said_in_order(tmp_path: Path) -> None:
     lines: list[str] = []
     steps: list[int] = []
-    now = datetime(2026, 11, 29, 17, 0, 0)
-    reporter = Reporter(tmp_path, SHAPE, lines.append, steps.append, lambda: now)
+    journal = Journal()
+    table = Table(journal)
+    reporter = Reporter(table, SHAPE, lambda: NOW)
     for step in (2, 1, 4, 3):
         reporter.passed(replace(REPORT, step=step))
+    # Another coordinator that finds the same reports says nothing twice.
+    reporter = Reporter(table, SHAPE, lambda: NOW)
+    for step in (1, 2, 3, 4):
+        reporter.passed(replace(REPORT, step=step))
+    teller = Teller(tmp_path, lines.append, steps.append)
+    teller.tell(journal.facts)
+    teller.close()
     assert steps == [1, 2, 3, 4]
     assert lines[1].startswith(" [2026-11-29 17:00:00] iteration        2/")
     losses = [json.loads(line) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
@@ -42,16 +65,16 @@ def test_reports_out_of_order_are_said_in_order(tmp_path: Path) -> None:
     assert float.fromhex(losses[0]["loss"]) == 7.123456
 
 
-def test_a_save_is_said_after_its_step(tmp_path: Path) -> None:
-    lines: list[str] = []
+def test_a_save_is_said_after_its_step() -> None:
+    journal = Journal()
     shape = replace(SHAPE, start_step=4)
-    now = datetime(2026, 11, 29, 17, 0, 0)
-    reporter = Reporter(tmp_path, shape, lines.append, lambda step: None, lambda: now)
+    reporter = Reporter(Table(journal), shape, lambda: NOW)
     reporter.saved(5, "/ckpt", 0.314, None)
     reporter.saved(6, "/ckpt", 0.5, "OSError: [Errno 28] No space left on device")
-    assert lines == []
+    assert journal.facts == []
     reporter.passed(replace(REPORT, step=5))
     reporter.passed(replace(REPORT, step=6))
+    lines = [fact["line"] for fact in journal.facts]
     assert [line.split("] ")[1][:44] for line in lines] == [
         "iteration        5/      20 | consumed sampl",
         "saved step 5 to /ckpt in 0.31 s",

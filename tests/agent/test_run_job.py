@@ -11,7 +11,8 @@ from launching import processes_of
 
 from megatron_bamboo.agent.agent import forked_node, forked_worker
 from megatron_bamboo.agent.job import Deadlines, Injection, JobShape, JobSpec
-from megatron_bamboo.agent.run_job import Outcome, Status, run_job
+from megatron_bamboo.agent.outcome import Outcome, Status
+from megatron_bamboo.agent.run_job import run_job
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.observe.events import read_events
 

@@ -12,7 +12,7 @@ from product_job import run_product, train
 from safetensors.torch import load_file
 from trained_stages import Job, StageTensors, save_stage
 
-from megatron_bamboo.agent.run_job import Status
+from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.execution.executor import Executor
 from megatron_bamboo.model.stage import Stage
 

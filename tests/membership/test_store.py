@@ -211,11 +211,11 @@ def test_an_agents_connection_tells_of_its_end() -> None:
     running = ServerThread(watcher)
     host, port = running.address.split(":")
     with socket.create_connection((host, int(port)), timeout=5) as agent:
-        agent.sendall(encode_frame({"op": "hello", "node": "node0", "pid": 7}))
-        assert receive_frame(agent) == {"welcome": "node0"}
+        agent.sendall(encode_frame({"op": "hello", "node": "node0", "pid": 7, "incarnation": "a"}))
+        assert receive_frame(agent) == {"op": "welcome"}
         agent.sendall(encode_frame({"op": "started", "pid": 8}))
         assert receive_frame(agent) == {"op": "stop"}
-    for hello in ({"node": "node1", "pid": 7}, {"node": "node0", "pid": "x"}, {"pid": 7}):
+    for hello in ({"node": "node1", "pid": 7}, {"node": "node0", "pid": 7}, {"pid": 7}):
         with socket.create_connection((host, int(port)), timeout=5) as stranger:
             stranger.sendall(encode_frame({"op": "hello"} | hello))
             assert stranger.recv(100) == b""

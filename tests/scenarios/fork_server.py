@@ -37,14 +37,15 @@ from megatron_bamboo.agent.agent import (
     run_agent,
 )
 from megatron_bamboo.agent.environment import WorkerEnvironment, prepare_environment
-from megatron_bamboo.agent.job import Deadlines, Injection, JobShape, JobSpec
+from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec, parse_injections
+from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.process import ForkedNode, adopted_orphans, fork
-from megatron_bamboo.agent.run_job import Outcome, Status, run_job
+from megatron_bamboo.agent.run_job import run_job
 from megatron_bamboo.observe.events import EventLog, read_events
 
 # Far above what a job takes even on a busy machine: no live worker is ever fenced by accident.
 DEADLINES = Deadlines(
-    record_seconds=20.0, startup_seconds=60.0, stall_seconds=60.0, store_seconds=30.0
+    record_seconds=20.0, startup_seconds=60.0, stall_seconds=60.0, store_seconds=50.0
 )
 REAP_SECONDS = 0.5
 
@@ -146,9 +147,17 @@ def _prepare_and_run(request: JobRequest, lines: list[str]) -> Outcome:
         return Outcome(Status(status), "refused while preparing")
     names = [f"node{n}" for n in range(request.num_nodes + request.num_standbys)]
     nodes, standbys = tuple(names[: request.num_nodes]), tuple(names[request.num_nodes :])
-    injections = tuple(map(Injection.parse, request.injections))
+    injections, faults = parse_injections(request.injections)
     shape = JobShape.read(request.job_dir)
-    spec = JobSpec(nodes, shape, request.job_dir, injections, DEADLINES, standbys=standbys)
+    spec = JobSpec(
+        nodes,
+        shape,
+        request.job_dir,
+        injections,
+        DEADLINES,
+        standbys=standbys,
+        write_faults=faults,
+    )
     start_worker = forked_worker(lambda: _work(request))
     if not request.namespaces:
         return run_job(spec, forked_node(start_worker), lines.append)

@@ -5,7 +5,7 @@ from evidence import Expected
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
-from megatron_bamboo.agent.run_job import Status
+from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.rehearsal.fault import LOSSES, How
 
 pytestmark = pytest.mark.multiprocess

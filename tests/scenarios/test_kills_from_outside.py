@@ -47,7 +47,8 @@ def test_a_killed_launcher_leaves_no_process(scenarios: ScenarioRunner) -> None:
     job.wait_for_step("node2", 2)
     launcher = psutil.Process(job.pid)
     descendants = launcher.children(recursive=True)
-    assert len(descendants) == 3 * SHAPE.num_nodes  # agents, guards, workers
+    # Agents, guards and workers, and the coordinator.
+    assert len(descendants) == 3 * SHAPE.num_nodes + 1
     launcher.kill()
     assert job.ended.wait(10.0)
     _, alive = psutil.wait_procs(descendants, timeout=10.0)

@@ -1,0 +1,165 @@
+"""The coordinator's process: it leads the job for as long as nobody else does.
+
+It is started by the launcher, which starts another one when it dies or shows no sign of life
+(``supervisor.py``). It reads what the last one left, says where it listens, and goes on. When
+another one has taken its place it ends at once, wherever it notices: nothing is written, and nobody
+gets an answer.
+"""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NoReturn
+
+from megatron_bamboo.agent.coordinator import Coordinator, JobFailed
+from megatron_bamboo.agent.job import COORDINATOR, JobSpec
+from megatron_bamboo.agent.outcome import OUTCOME_KEY, Outcome, Status
+from megatron_bamboo.agent.report import Reporter
+from megatron_bamboo.agent.telling import Announcer
+from megatron_bamboo.membership.address import ADDRESS_FILE, Address
+from megatron_bamboo.membership.journal import (
+    JOURNAL_FILE,
+    Deposed,
+    Hooks,
+    Journal,
+    LeaderLives,
+)
+from megatron_bamboo.membership.store_server import StoreServer
+from megatron_bamboo.membership.table import Table
+from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.planner.plan import NoHolder
+
+LOG_FILE = "coordinator.log"
+BEATS_PER_LIMIT = 4.0
+# Fewer seconds a busy machine may keep a coordinator from running.
+SHORTEST_LIMIT_SECONDS = 2.0
+
+
+class LeadStatus(IntEnum):
+    """How a coordinator's process ends, if no signal ends it."""
+
+    LED = 0
+    """The job is over, and its outcome is written."""
+    UNWRITABLE = 74
+    REFUSED = 75
+    """Another one leads."""
+    DEPOSED = 76
+    """Another one leads instead of this one."""
+    LOCKED_OUT = 77
+    """Whoever leads has kept the journal locked, as one does that was stopped just then."""
+
+
+def limit_seconds(spec: JobSpec) -> float:
+    """How old a leader's last sign of life may be."""
+    return max(spec.shape.lease_seconds, SHORTEST_LIMIT_SECONDS)
+
+
+def lead_job(spec: JobSpec) -> int:
+    """Be a job's coordinator; the status to end with."""
+    # Ctrl-C is the launcher's to hear.
+    os.setsid()
+    _redirect_output(spec)
+    hooks = Hooks(
+        failed=_fail,
+        before=lambda keys: _die_at(spec, journal.generation, "before", keys),
+        after=lambda keys: _die_at(spec, journal.generation, "after", keys),
+    )
+    journal = Journal(spec.job_dir / JOURNAL_FILE, hooks)
+    try:
+        journal.claim(limit_seconds(spec))
+    except LeaderLives as error:
+        sys.stderr.write(f"a coordinator is not needed: {error}\n")
+        return LeadStatus.REFUSED
+    except sqlite3.OperationalError as error:
+        sys.stderr.write(f"the journal cannot be had: {error}\n")
+        return LeadStatus.LOCKED_OUT
+    try:
+        asyncio.run(_Lead(spec, journal).run())
+    except OSError as error:
+        _fail(error)
+    journal.close()
+    return LeadStatus.LED
+
+
+class _Lead:
+    """One coordinator's time in office."""
+
+    def __init__(self, spec: JobSpec, journal: Journal) -> None:
+        self._spec = spec
+        self._journal = journal
+        self._table = Table(journal)
+        self._reporter = Reporter(self._table, spec.shape)
+        events = Announcer(self._table, COORDINATOR)
+        self._coordinator = Coordinator(spec, self._table, events, self._reporter)
+
+    async def run(self) -> None:
+        """Lead the job to its end; leave its outcome."""
+        if self._journal.generation > 1:
+            self._reporter.note(f"coordinator {self._journal.generation} goes on")
+        server = StoreServer(self._table, self._coordinator.members, self._spec.host)
+        async with server:
+            beats = asyncio.create_task(self._beat())
+            self._say_where(server)
+            outcome = self._known_outcome() or await self._coordinate()
+            self._table.set(OUTCOME_KEY, outcome.to_json().encode())
+            with self._journal.leading():
+                outcome.write(self._spec.job_dir)
+            self._coordinator.members.stop()
+            beats.cancel()
+
+    def _say_where(self, server: StoreServer) -> None:
+        host, _, port = server.address.rpartition(":")
+        address = Address(host, int(port), self._journal.generation, os.getpid())
+        with self._journal.leading():
+            address.write(self._spec.job_dir / ADDRESS_FILE)
+
+    def _known_outcome(self) -> Outcome | None:
+        """The outcome that an earlier coordinator had come to."""
+        known = self._table.get(OUTCOME_KEY)
+        return None if known is None else Outcome.from_json(known)
+
+    async def _beat(self) -> None:
+        while True:
+            self._journal.beat()
+            await asyncio.sleep(limit_seconds(self._spec) / BEATS_PER_LIMIT)
+
+    async def _coordinate(self) -> Outcome:
+        coordinator = self._coordinator
+        status, message = Status.FINISHED, ""
+        try:
+            await coordinator.run()
+        except NoHolder as error:
+            status = Status.NO_HOLDER
+            errors = coordinator.errors_of(error.holders)
+            message = "; ".join([str(error), *errors, coordinator.restart_hint()])
+        except JobFailed as error:
+            status, message = Status.FAILED, str(error)
+        return Outcome(status, message, tuple(coordinator.members.lost.items()))
+
+
+def _fail(error: Exception) -> NoReturn:
+    """End at once: what this process holds in memory is not what the journal says any more."""
+    sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    sys.stderr.flush()
+    os._exit(LeadStatus.DEPOSED if isinstance(error, Deposed) else LeadStatus.UNWRITABLE)
+
+
+def _die_at(spec: JobSpec, generation: int, moment: str, keys: Sequence[str]) -> None:
+    """Die like a killed process, if this coordinator is to die at this write."""
+    for fault in spec.write_faults[generation - 1 : generation]:
+        if fault.moment == moment and fault.key in keys:
+            events = EventLog(spec.job_dir / "events", COORDINATOR)
+            events.emit("coordinator_kill", fault=str(fault), generation=generation)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _redirect_output(spec: JobSpec) -> None:
+    log = spec.job_dir / "logs" / LOG_FILE
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)

@@ -1,0 +1,152 @@
+"""An agent's connection to whoever leads the job, made anew as often as it is lost.
+
+A coordinator may die and come back elsewhere, and nothing on the node depends on it meanwhile. What
+the agent has to report it keeps and says at every connection again: one who listened may have died
+before it wrote it down.
+"""
+
+import contextlib
+import os
+import secrets
+import select
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megatron_bamboo.agent.leases import FIRST_WORD
+from megatron_bamboo.agent.outcome import OUTCOME_FILE
+from megatron_bamboo.membership.address import Address, Signpost
+from megatron_bamboo.membership.clock import PatientClock
+from megatron_bamboo.membership.frames import MalformedFrame, encode_frame, receive_frame
+from megatron_bamboo.observe.events import EventLog
+
+# A frame that has begun to arrive is whole within this time, and one is taken within it.
+FRAME_SECONDS = 5.0
+CONNECT_SECONDS = 1.0
+RETRY_SECONDS = 0.1
+
+
+class CoordinatorLink:
+    """One agent's connection.
+
+    Args:
+        store: where the coordinator is found (``membership/address.py``).
+        patience_seconds: how long to look for one that answers, before the job counts as over.
+    """
+
+    def __init__(
+        self, node: str, store: str, job_dir: Path, patience_seconds: float, events: EventLog
+    ) -> None:
+        self._hello = {"op": "hello", "node": node, "pid": os.getpid()}
+        self._hello["incarnation"] = secrets.token_hex(8)
+        self._signpost = Signpost(store)
+        self._outcome = job_dir / OUTCOME_FILE
+        self._patience_seconds = patience_seconds
+        self._events = events
+        self._facts: list[Mapping[str, Any]] = []
+        self._socket: socket.socket | None = None
+        self._address: Address | None = None
+        self._is_welcome = False
+        self._word = FIRST_WORD
+        self._next_try = time.monotonic()
+        self._clock = PatientClock()
+        self._heard_at = self._clock.look()
+
+    @property
+    def fileno(self) -> int | None:
+        """What to wait for until there is something to hear; None while there is no connection."""
+        return None if self._socket is None else self._socket.fileno()
+
+    def await_welcome(self) -> bool:
+        """Wait until a coordinator knows this node; False if the job is over before."""
+        while not self._is_welcome:
+            if self.is_over():
+                return False
+            if self._socket is None:
+                time.sleep(RETRY_SECONDS)
+                continue
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            if poll.poll(1000 * RETRY_SECONDS) and self.hear_stop():
+                return False
+        return True
+
+    def is_over(self) -> bool:
+        """Whether the job is over; to be asked several times a second: it keeps the link up."""
+        silent = self._clock.look() - self._heard_at
+        if self._socket is not None and self._signpost.find() not in (None, self._address):
+            self._lose("another one leads the job")
+        if self._socket is None and self._outcome.exists():
+            return True
+        if silent > self._patience_seconds:
+            sys.stderr.write(f"no coordinator was heard of for {silent:.0f} s\n")
+            return True
+        if self._socket is None and time.monotonic() >= self._next_try:
+            self._next_try = time.monotonic() + RETRY_SECONDS
+            self._connect()
+        return False
+
+    def report(self, fact: Mapping[str, Any]) -> None:
+        """Say something that every coordinator must know."""
+        self._facts.append(fact)
+        if self._is_welcome:
+            self._send(fact)
+
+    def beat(self, places: Mapping[str, str]) -> None:
+        """Say that this node is there, if anybody listens."""
+        if self._is_welcome:
+            self._send({"op": "alive", "word": self._word, "places": places})
+
+    def hear_stop(self) -> bool:
+        """Take the message that has arrived; whether it says that this node is to end."""
+        if self._socket is None:
+            return False
+        try:
+            message = receive_frame(self._socket, time.monotonic() + FRAME_SECONDS)
+        except (OSError, MalformedFrame) as error:
+            self._lose(str(error))
+            return False
+        self._heard_at = self._clock.look()
+        match message:
+            case {"op": "welcome"}:
+                self._is_welcome = True
+                for fact in self._facts:
+                    self._send(fact)
+            case {"op": "heard", "word": str(word)}:
+                self._word = word
+            case {"op": "stop", "cause": cause}:
+                self._events.emit("fenced", cause=cause)
+                sys.stderr.write(f"this node was declared lost: {cause}\n")
+                return True
+            case {"op": "stop"}:
+                return True
+        return False
+
+    def _connect(self) -> None:
+        address = self._signpost.find()
+        if address is None:
+            return
+        endpoint = (address.host, address.port)
+        with contextlib.suppress(OSError):
+            self._socket = socket.create_connection(endpoint, CONNECT_SECONDS)
+            self._address, self._word = address, FIRST_WORD
+            self._send(self._hello)
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        if self._socket is None:
+            return
+        try:
+            self._socket.settimeout(FRAME_SECONDS)
+            self._socket.sendall(encode_frame(message))
+        except OSError as error:
+            self._lose(str(error))
+
+    def _lose(self, why: str) -> None:
+        if self._is_welcome:
+            self._events.emit("coordinator_gone", why=why)
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, self._is_welcome = None, False

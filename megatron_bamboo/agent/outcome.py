@@ -1,0 +1,57 @@
+"""How a job ended: what its coordinator leaves in the job folder, for launcher and agents."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Self
+
+OUTCOME_FILE = "outcome.json"
+OUTCOME_KEY = "outcome"
+
+
+class Status(IntEnum):
+    """How a job ended, as an exit status."""
+
+    FINISHED = 0
+    FAILED = 1
+    USER_ERROR = 2
+    NO_HOLDER = 3
+    INJECTION_NOT_REACHED = 4
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended, with one line for its user where it did not just finish."""
+
+    status: Status
+    message: str = ""
+    lost: tuple[tuple[str, str], ...] = ()
+    """The nodes lost on the way, each with the sign that it was lost."""
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The outcome that ``to_json`` wrote."""
+        values = json.loads(text)
+        lost = tuple((node, cause) for node, cause in values["lost"])
+        return cls(Status(values["status"]), values["message"], lost)
+
+    def write(self, job_dir: Path) -> None:
+        """Leave it in the job folder, whole or not at all."""
+        beside = job_dir / f"{OUTCOME_FILE}.{os.getpid()}"
+        beside.write_text(self.to_json() + "\n")
+        beside.rename(job_dir / OUTCOME_FILE)
+
+    @classmethod
+    def read(cls, job_dir: Path) -> Self | None:
+        """How the job in a folder ended; None while it has not."""
+        try:
+            return cls.from_json((job_dir / OUTCOME_FILE).read_text())
+        except FileNotFoundError:
+            return None

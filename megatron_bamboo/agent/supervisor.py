@@ -1,0 +1,155 @@
+"""The launcher's care for the coordinator: it starts one, and another when one is needed.
+
+A coordinator that has died is followed by another at once. One that lives but shows no sign of life
+may only have been stopped: another is started beside it, and takes its place for good (the
+journal's generations see to that). Where that cannot be, since it was stopped with a lock in its
+hand, it is ended.
+"""
+
+import os
+import select
+import signal
+import sqlite3
+import time
+from collections import deque
+
+from megatron_bamboo.agent.job import JobSpec
+from megatron_bamboo.agent.lead import LOG_FILE, LeadStatus, lead_job, limit_seconds
+from megatron_bamboo.agent.outcome import Outcome, Status
+from megatron_bamboo.agent.process import blocked_interrupts, fork
+from megatron_bamboo.agent.telling import Teller
+from megatron_bamboo.membership.address import ADDRESS_FILE
+from megatron_bamboo.membership.clock import PatientClock
+from megatron_bamboo.membership.journal import JOURNAL_FILE, JournalReader, Leader
+
+LOOK_SECONDS = 0.05
+# So often within so many seconds, and the next one would die as well.
+MOST_DEATHS = 5
+DEATHS_SECONDS = 60.0
+# Once the outcome is there, the coordinator has only to say so to the agents.
+GOODBYE_SECONDS = 2.0
+
+
+class Supervisor:
+    """Keeps a job's coordinator alive until the job is over."""
+
+    def __init__(self, spec: JobSpec, teller: Teller) -> None:
+        self._spec = spec
+        self._teller = teller
+        self._reader = JournalReader(spec.job_dir / JOURNAL_FILE)
+        self._running: dict[int, int] = {}  # by process id a descriptor that shows its end
+        self._newest = 0
+        self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
+        self._last_end = ""
+        self._next_start = time.monotonic()
+        self._watch = _BeatWatch(limit_seconds(spec))
+
+    def run(self) -> Outcome:
+        """Tell what the coordinators say until one has written the job's outcome."""
+        try:
+            return self._run()
+        except (OSError, sqlite3.Error) as error:
+            return Outcome(Status.FAILED, f"the job folder cannot be used: {error}")
+
+    def close(self) -> None:
+        """End all coordinators."""
+        for pid in self._running:
+            os.kill(pid, signal.SIGKILL)
+        for pid, descriptor in self._running.items():
+            os.waitpid(pid, 0)
+            os.close(descriptor)
+        self._running.clear()
+        (self._spec.job_dir / ADDRESS_FILE).unlink(missing_ok=True)
+
+    def _run(self) -> Outcome:
+        while (outcome := Outcome.read(self._spec.job_dir)) is None:
+            leader = self._look()
+            if (failure := self._care(leader)) is not None:
+                return failure
+            self._wait(LOOK_SECONDS)
+        until = time.monotonic() + GOODBYE_SECONDS
+        while self._runs(self._look()) and time.monotonic() < until:
+            self._wait(LOOK_SECONDS)
+        self._look()
+        return outcome
+
+    def _look(self) -> Leader | None:
+        """Tell what was said since the last look; who leads."""
+        news = self._reader.look()
+        self._teller.tell(news.facts)
+        return news.leader
+
+    def _care(self, leader: Leader | None) -> Outcome | None:
+        """Start a coordinator if one is needed; the outcome of a job that cannot have one."""
+        if len(self._deaths) == MOST_DEATHS and self._deaths[0] > self._now() - DEATHS_SECONDS:
+            log = self._spec.job_dir / "logs" / LOG_FILE
+            return Outcome(
+                Status.FAILED,
+                f"the coordinator died {MOST_DEATHS} times within {DEATHS_SECONDS:.0f} s, at last "
+                f"{self._last_end}; see {log}",
+            )
+        is_overdue = self._watch.is_overdue(None if leader is None else leader.beat)
+        is_there = self._newest in self._running or self._runs(leader)
+        if is_overdue or (not is_there and self._now() >= self._next_start):
+            self._start()
+        return None
+
+    def _start(self) -> None:
+        with blocked_interrupts():
+            self._newest = fork(lambda: lead_job(self._spec))
+            self._running[self._newest] = os.pidfd_open(self._newest)
+        self._watch.reset()
+
+    def _wait(self, seconds: float) -> None:
+        """Wait a little, or until a coordinator has ended."""
+        poll = select.poll()
+        for descriptor in self._running.values():
+            poll.register(descriptor, select.POLLIN)
+        ended = {descriptor for descriptor, _ in poll.poll(1000 * seconds)}
+        for pid, descriptor in list(self._running.items()):
+            if descriptor in ended:
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                del self._running[pid]
+                os.close(descriptor)
+                self._ended(status)
+
+    def _ended(self, status: int) -> None:
+        if status in (LeadStatus.LED, LeadStatus.DEPOSED, LeadStatus.REFUSED):
+            return
+        if status == LeadStatus.LOCKED_OUT:
+            for other in self._running:
+                os.kill(other, signal.SIGKILL)
+        now = self._now()
+        self._last_end = f"by signal {-status}" if status < 0 else f"with status {status}"
+        recent = sum(death > now - DEATHS_SECONDS for death in self._deaths)
+        self._deaths.append(now)
+        # The first one is followed at once, the others by and by.
+        self._next_start = now + recent
+
+    def _runs(self, leader: Leader | None) -> bool:
+        return leader is not None and leader.pid in self._running
+
+    @staticmethod
+    def _now() -> float:
+        return time.monotonic()
+
+
+class _BeatWatch:
+    """Whether a leader's beats have come too late, as this process could have seen them."""
+
+    def __init__(self, limit_seconds: float) -> None:
+        self._limit_seconds = limit_seconds
+        self._clock = PatientClock()
+        self._beat: float | None = None
+        self._since = self._clock.look()
+
+    def is_overdue(self, beat: float | None) -> bool:
+        """Take the newest beat; whether it is too old."""
+        now = self._clock.look()
+        if beat != self._beat:
+            self._beat, self._since = beat, now
+        return now - self._since > self._limit_seconds
+
+    def reset(self) -> None:
+        """Give a new leader the time to come."""
+        self._since = self._clock.look()

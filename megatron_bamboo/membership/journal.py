@@ -1,0 +1,231 @@
+"""What a job knows, on disk: the store's keys, what was said, and who may change them.
+
+One SQLite file in the job folder, so that a coordinator may die at any moment and the next one
+goes on from what is there. One coordinator leads at a time: each has a generation, every write is
+one transaction that looks whether that is still the newest, and a coordinator that was stopped
+while another took its place finds itself deposed. Only processes die, so nothing is synced: what a
+transaction has written is the kernel's.
+"""
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from megatron_bamboo.membership.clock import boot_time
+from megatron_bamboo.membership.table import Answered, Change, Put, Removed, Said
+
+JOURNAL_FILE = "store.sqlite"
+# Whoever holds a lock is done within microseconds, unless it was stopped just then.
+LOCK_SECONDS = 5.0
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS keys (key TEXT PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS answers (key TEXT, request TEXT, total INTEGER, UNIQUE (key, request));
+CREATE TABLE IF NOT EXISTS said (number INTEGER PRIMARY KEY, text TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS leader (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    generation INTEGER, pid INTEGER, started INTEGER, beat REAL
+);
+"""
+
+
+class LeaderLives(Exception):
+    """Another coordinator leads, and has shown so lately."""
+
+
+class Deposed(Exception):
+    """Another coordinator leads: this one must change nothing and answer nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads, and its last sign of life."""
+
+    generation: int
+    pid: int
+    started: int
+    """When its process began, which tells it from a later one with its number."""
+    beat: float
+    """On the clock that runs since the machine was started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a coordinator's process wants of its journal."""
+
+    failed: Callable[[Exception], NoReturn] | None = None
+    """Called instead of raising: nothing may go on that a change could not be kept of."""
+    before: Callable[[Sequence[str]], None] = lambda keys: None
+    """Called before a write, with the keys that it sets."""
+    after: Callable[[Sequence[str]], None] = lambda keys: None
+
+
+class Journal:
+    """The file as its leader uses it, and whoever wants to be."""
+
+    def __init__(self, path: Path, hooks: Hooks | None = None) -> None:
+        self._db = _connect(path)
+        self._hooks = Hooks() if hooks is None else hooks
+        self.generation = 0
+        """This leader's own; 0 before it has claimed any."""
+
+    def claim(self, limit_seconds: float) -> int:
+        """Lead from now on; the generation.
+
+        Raises:
+            LeaderLives: another one's process is there, and its last sign of life is not older
+                than ``limit_seconds``.
+        """
+        with self._transaction():
+            leader = _leader(self._db)
+            if leader is not None and is_alive(leader, limit_seconds):
+                raise LeaderLives(f"coordinator {leader.generation} (process {leader.pid}) leads")
+            generation = 1 if leader is None else leader.generation + 1
+            pid = os.getpid()
+            row = (generation, pid, _started(pid), boot_time())
+            self._db.execute("INSERT OR REPLACE INTO leader VALUES (1, ?, ?, ?, ?)", row)
+        self.generation = generation
+        return generation
+
+    def load(self) -> Iterable[Change]:
+        """What makes the table as it was."""
+        for key, value in self._db.execute("SELECT key, value FROM keys ORDER BY rowid"):
+            yield Put(key, value)
+        for row in self._db.execute("SELECT key, request, total FROM answers"):
+            yield Answered(*row)
+
+    def keep(self, changes: Sequence[Change]) -> None:
+        """Write some changes in one transaction, if this is still the leader."""
+        keys = [change.key for change in changes if isinstance(change, Put)]
+        self._hooks.before(keys)
+        with self.leading():
+            for change in changes:
+                self._write(change)
+        self._hooks.after(keys)
+
+    def check(self) -> None:
+        """Make sure that this is still the leader."""
+        with self._ending_at_failures():
+            self._check()
+
+    def beat(self) -> None:
+        """Show that the leader lives."""
+        with self.leading():
+            self._db.execute("UPDATE leader SET beat = ?", (boot_time(),))
+
+    @contextlib.contextmanager
+    def leading(self) -> Iterator[None]:
+        """Within it nobody else can begin to lead; Deposed if another does already."""
+        with self._ending_at_failures(), self._transaction():
+            self._check()
+            yield
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def _check(self) -> None:
+        leader = _leader(self._db)
+        if leader is None or leader.generation != self.generation:
+            now = "nobody" if leader is None else f"coordinator {leader.generation}"
+            raise Deposed(f"coordinator {self.generation} is deposed: {now} leads")
+
+    def _write(self, change: Change) -> None:
+        run = self._db.execute
+        match change:
+            case Put(key, value):
+                # An old key keeps its place: what was first stays first.
+                conflict = "ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+                run(f"INSERT INTO keys VALUES (?, ?) {conflict}", (key, value))
+            case Removed(key):
+                run("DELETE FROM keys WHERE key = ?", (key,))
+                run("DELETE FROM answers WHERE key = ?", (key,))
+            case Answered(key, request, total):
+                run("INSERT INTO answers VALUES (?, ?, ?)", (key, request, total))
+            case Said(text):
+                run("INSERT INTO said (text) VALUES (?)", (text,))
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _ending_at_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except (Deposed, OSError, sqlite3.Error) as error:
+            if self._hooks.failed is None:
+                raise
+            self._hooks.failed(error)
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a look into the journal has found."""
+
+    leader: Leader | None
+    """Who leads; None before anyone has."""
+    facts: tuple[dict[str, Any], ...]
+    """What was said since the last look, each once."""
+
+
+class JournalReader:
+    """The file as the launcher reads it.
+
+    It is open only for the time of a look: SQLite keeps what it knows of an open file for the whole
+    process, and a forked coordinator would take that for its own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._number = 0
+        _connect(path).close()
+
+    def look(self) -> News:
+        """What is there, and new."""
+        query = "SELECT number, text FROM said WHERE number > ? ORDER BY number"
+        with contextlib.closing(sqlite3.connect(self._path, timeout=LOCK_SECONDS)) as db:
+            leader = _leader(db)
+            rows = db.execute(query, (self._number,)).fetchall()
+        if rows:
+            self._number = rows[-1][0]
+        return News(leader, tuple(json.loads(text) for _, text in rows))
+
+
+def is_alive(leader: Leader, limit_seconds: float) -> bool:
+    """Whether a leader's process is there, and has shown itself within the limit."""
+    age = boot_time() - leader.beat
+    return age <= limit_seconds and _started(leader.pid) == leader.started
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = OFF")
+    db.executescript(_SCHEMA)
+    return db
+
+
+def _leader(db: sqlite3.Connection) -> Leader | None:
+    row = db.execute("SELECT generation, pid, started, beat FROM leader").fetchone()
+    return None if row is None else Leader(*row)
+
+
+def _started(pid: int) -> int:
+    """When a process began; 0 for one that is gone, or dead and not reaped yet."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])

@@ -1,0 +1,166 @@
+"""A client whose store goes away and comes back elsewhere, and calls that may come twice."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from megatron_bamboo.membership.address import ADDRESS_FILE, Address, Signpost
+from megatron_bamboo.membership.frames import encode_frame, receive_frame
+from megatron_bamboo.membership.journal import JOURNAL_FILE, Journal
+from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
+from megatron_bamboo.membership.store_server import StoreServer
+from megatron_bamboo.membership.table import Table
+
+STORE = """
+import asyncio, os, sys
+from pathlib import Path
+from megatron_bamboo.membership.address import ADDRESS_FILE, Address
+from megatron_bamboo.membership.journal import JOURNAL_FILE, Deposed, Hooks, Journal
+from megatron_bamboo.membership.store_server import StoreServer
+from megatron_bamboo.membership.table import Table
+
+def end(error):
+    os._exit(7 if isinstance(error, Deposed) else 1)
+
+async def main(folder):
+    journal = Journal(folder / JOURNAL_FILE, Hooks(failed=end))
+    generation = journal.claim(0.0)
+    async with StoreServer(Table(journal)) as server:
+        port = int(server.address.rpartition(":")[2])
+        Address("127.0.0.1", port, generation, os.getpid()).write(folder / ADDRESS_FILE)
+        print(port, flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+DEPOSED_STATUS = 7
+Start = Callable[[], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a store of its own process; each takes the place of the one before."""
+    started = []
+
+    def run() -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", STORE, str(tmp_path)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[StoreClient]:
+    connected = StoreClient(str(tmp_path / ADDRESS_FILE), deadline_seconds=30)
+    yield connected
+    connected.close()
+
+
+def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    answers: list[object] = []
+    thread = threading.Thread(target=lambda: answers.append(call()), daemon=True)
+    thread.start()
+    return thread, answers
+
+
+def test_an_address_is_fixed_or_what_the_file_says_now(tmp_path: Path) -> None:
+    path = tmp_path / ADDRESS_FILE
+    signpost = Signpost(str(path))
+    assert signpost.find() is None
+    for generation in (1, 2):
+        address = Address("10.0.0.1", 4000 + generation, generation, 77)
+        address.write(path)
+        assert signpost.find() == address
+    assert [p.name for p in tmp_path.iterdir()] == [ADDRESS_FILE]
+    assert Signpost("127.0.0.1:77").find() == Address("127.0.0.1", 77)
+
+
+def test_without_anybody_a_call_ends_at_its_deadline(tmp_path: Path) -> None:
+    client = StoreClient(str(tmp_path / ADDRESS_FILE), deadline_seconds=0.3)
+    began = time.monotonic()
+    with pytest.raises(StoreTimeout, match=r"get key: the store at .* did not answer within 0\.3"):
+        client.get("key")
+    with pytest.raises(StoreTimeout):
+        client.wait(["key"], 0.1)
+    assert 0.3 <= time.monotonic() - began < 3
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
+def test_calls_go_to_whoever_leads_next(start: Start, client: StoreClient, kind: int) -> None:
+    first = start()
+    client.set("epoch", b"3")
+    assert client.add("count", 1) == 1
+    os.kill(first.pid, kind)
+    calls = [
+        in_thread(lambda: client.get("epoch")),
+        in_thread(lambda: client.compare_set("record/3/node0", None, b"mine")),
+        in_thread(lambda: client.add("count", 1)),
+        in_thread(lambda: client.wait_change("epoch", b"3", 20)),
+    ]
+    time.sleep(0.5)
+    assert all(not answers for _, answers in calls)
+    start()
+    for thread, _ in calls[:3]:
+        thread.join(20)
+    client.set("epoch", b"4")
+    calls[3][0].join(20)
+    assert [answers for _, answers in calls] == [[b"3"], [b"mine"], [2], [b"4"]]
+
+
+@pytest.mark.multiprocess
+def test_one_who_was_stopped_answers_nobody_when_it_wakes(start: Start, tmp_path: Path) -> None:
+    first = start()
+    address = Signpost(str(tmp_path / ADDRESS_FILE)).find()
+    assert address is not None
+    with socket.create_connection((address.host, address.port), timeout=5) as waiting:
+        os.kill(first.pid, signal.SIGSTOP)
+        request = {"op": "set", "key": "epoch", "value": "OQ==", "worker": ""}
+        waiting.sendall(encode_frame(request))
+        start()
+        os.kill(first.pid, signal.SIGCONT)
+        with pytest.raises(ConnectionError):
+            receive_frame(waiting, time.monotonic() + 20)
+    assert first.wait(20) == DEPOSED_STATUS
+    journal = Journal(tmp_path / JOURNAL_FILE)
+    assert Table(journal).get("epoch") is None
+
+
+def test_an_addition_that_comes_twice_adds_once(tmp_path: Path) -> None:
+    """As when a store has died before its answer was there: its successor knows the request."""
+    totals = []
+    for number in range(3):
+        journal = Journal(tmp_path / JOURNAL_FILE)
+        journal.claim(0.0)
+        totals += asyncio.run(_add_twice(Table(journal), f"request{number // 2}"))
+    assert totals == [1, 1, 1, 1, 2, 2]
+
+
+async def _add_twice(table: Table, request: str) -> list[int]:
+    async with StoreServer(table) as server:
+        host, _, port = server.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        frame = {"op": "add", "key": "count", "amount": 1, "request": request}
+        writer.write(encode_frame(frame) * 2)
+        answers = []
+        for _ in range(2):
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            answers.append((await reader.readexactly(size)).decode())
+        writer.close()
+    return [int(answer.split(":")[1].strip(" }")) for answer in answers]
