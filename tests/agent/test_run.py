@@ -292,9 +292,9 @@ def test_an_injection_never_reached_is_an_error(launch: Launch) -> None:
 
 
 def test_a_job_that_stands_still_is_ended(launch: Launch) -> None:
-    script = ("--misbehave", "node1:hang@2", "--lease", "1", "--group-timeout", "2.5")
-    launch.start(3, *script, options=("--stall-limit", "3", "--record-deadline", "1")).wait(1)
-    assert "no iteration passed within 3 s" in launch.err
+    script = ("--misbehave", "node1:hang@2", "--lease", "1", "--group-timeout", "4.5")
+    launch.start(3, *script, options=("--stall-limit", "5", "--record-deadline", "1")).wait(1)
+    assert "no iteration passed within 5 s" in launch.err
 
 
 def test_who_stops_reading_does_not_stop_the_job(tmp_path: Path) -> None:
