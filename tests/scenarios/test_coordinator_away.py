@@ -22,7 +22,7 @@ HEALED = Shape(3, 1, num_steps=30)
 LEASE_SECONDS = 3.0
 LEASE = ("--bamboo-lease", f"{LEASE_SECONDS:g}")
 # Some 0.1 s a step.
-LONG = Shape(3, 1, num_steps=120, variant="emulated")
+LONG = Shape(3, 1, num_steps=90, variant="emulated")
 LONGER = Shape(3, 1, num_steps=450, variant="emulated")
 AWAY = [
     pytest.param(LONG, 4.0, id="for-longer-than-a-lease"),
