@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from megatron_bamboo.agent.job import JobShape
-from megatron_bamboo.agent.run_job import Status
+from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.rehearsal.invariants import ALWAYS, complaints
 from megatron_bamboo.rehearsal.record import Events, RunRecord
 

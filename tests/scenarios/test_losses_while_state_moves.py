@@ -11,7 +11,7 @@ from forked_jobs import FinishedJob
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
-from megatron_bamboo.agent.run_job import Status
+from megatron_bamboo.agent.outcome import Status
 
 pytestmark = pytest.mark.multiprocess
 
