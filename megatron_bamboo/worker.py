@@ -399,7 +399,7 @@ class Worker:
         environment = self._environment
         if environment.tensor_size == 1:
             return None
-        self._tensor_store = self._make_store(f"group/0/tensor/{environment.node}/")
+        self._tensor_store = self._make_store(f"tensor/{environment.node}/")
         return make_tensor_group(
             self._tensor_store, environment.tensor_rank, environment.tensor_size, self._timeout()
         )

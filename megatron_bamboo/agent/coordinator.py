@@ -29,6 +29,7 @@ from megatron_bamboo.membership.decision import (
     decide_step,
     parse_record,
 )
+from megatron_bamboo.membership.lives import last_life
 from megatron_bamboo.membership.raised import all_raised_alike, script_error
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.membership.workers import node_of
@@ -213,6 +214,7 @@ class Coordinator:
                 self._forget_older_groups()
         self._say_loaded()
         self._say_saves()
+        self._say_returned()
 
     def _note_change(self, report: StepReport) -> None:
         """A planned change is made when its step has passed."""
@@ -228,6 +230,13 @@ class Coordinator:
                 pipelines = [asdict(pipeline) for pipeline in plan.pipelines]
                 self._events.emit("changed", epoch=plan.epoch, step=step, pipelines=pipelines)
                 self._reporter.changed(plan, step)
+
+    def _say_returned(self) -> None:
+        """Where a lost node is there again its user may want to know its process group."""
+        groups = self.members.groups()
+        for node in self.members.returned():
+            line = f"{last_life(node)} is back as {node}, with process group {groups[node]}"
+            self._reporter.once(f"returned/{node}", line)
 
     def _say_loaded(self) -> None:
         """Where a worker is ready it has loaded the checkpoint, if there is one; said once."""

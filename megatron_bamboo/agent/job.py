@@ -9,6 +9,7 @@ from typing import Self
 
 from megatron_bamboo.checkpoint.moments import SaveMoment
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.membership.lives import first_life
 from megatron_bamboo.rehearsal.fault import Fault, Nth
 from megatron_bamboo.schedule.actions import TAIL_OPS
 from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
@@ -153,13 +154,21 @@ class JobSpec:
     """Nodes that wait to take the place of lost ones."""
     write_faults: tuple[WriteFault, ...] = ()
     """By the number of the coordinator, the first one's first: how it dies."""
+    respawn_seconds: float | None = None
+    """So long after its loss a node is started again, as a standby; None for never."""
 
 
-def check_victims(injections: Sequence[Injection], nodes: Sequence[str]) -> None:
-    """UserError for a fault in a node that is not there, or a second one in the same node."""
+def check_victims(
+    injections: Sequence[Injection], nodes: Sequence[str], respawns: bool = False
+) -> None:
+    """UserError for a fault in a node that is not there, or a second one in the same node.
+
+    Args:
+        respawns: lost nodes are started again, so that each may have another life.
+    """
     victims = [injection.node for injection in injections]
     for injection in injections:
-        if injection.node not in nodes:
+        if (first_life(injection.node) if respawns else injection.node) not in nodes:
             raise UserError(
                 f"--inject {injection}: there is no {injection.node}; the nodes are "
                 f"{nodes[0]} to {nodes[-1]}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from megatron_bamboo.agent.job import LEASE_SECONDS
 from megatron_bamboo.agent.leases import Leases
+from megatron_bamboo.membership.lives import last_life
 from megatron_bamboo.membership.raised import Raised
 from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Table
@@ -21,6 +22,8 @@ from megatron_bamboo.observe.events import Emitter
 
 class Members:
     """The nodes of a job, standbys too; each joins once and then is lost once, or finishes.
+
+    A lost one that is started again joins under another name, and waits as a standby.
 
     ``news`` is set at every change. A worker that has written ``done/<worker>`` has nothing left
     to lose, however it ends after that; the loss of any other worker is the loss of its node.
@@ -71,8 +74,13 @@ class Members:
         return {node: agent["pid"] for node, agent in sorted(self._agents.items())}
 
     def waiting_standbys(self) -> tuple[str, ...]:
-        """The live standbys that have joined."""
-        return tuple(n for n in self._standbys if n in self._agents and n not in self.lost)
+        """The live standbys that have joined, those last that were lost before."""
+        waiting = (*self._standbys, *self.returned())
+        return tuple(n for n in waiting if n in self._agents and n not in self.lost)
+
+    def returned(self) -> tuple[str, ...]:
+        """The nodes that were lost and have joined again, under these names."""
+        return tuple(node for node in self._agents if last_life(node) is not None)
 
     def is_ready(self, node: str) -> bool:
         """Whether all workers of a node hold what they will begin with."""
@@ -127,7 +135,7 @@ class Members:
         """Why an agent has no place here; None if it has."""
         if node in self.lost:
             return self.lost[node]
-        if node not in (*self._nodes, *self._standbys):
+        if node not in (*self._nodes, *self._standbys) and last_life(node) not in self.lost:
             return f"no node named {node} is expected"
         if self._agents.get(node) not in (None, agent):
             return f"{node} is another process already"

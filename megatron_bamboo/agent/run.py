@@ -38,6 +38,7 @@ from megatron_bamboo.agent.sizes import check_order
 from megatron_bamboo.agent.telling import LOSSES_FILE
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.rehearsal.fault import LOSSES
+from megatron_bamboo.schedule.redundancy import Redundancy
 
 SHOWN_LOGS = 3
 SHOWN_LINES = 15
@@ -64,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="more nodes, which wait to take the place of lost ones",
+    )
+    parser.add_argument(
+        "--respawn",
+        type=float,
+        metavar="SECONDS",
+        help="start a lost node again after so long, as a standby: node5 comes back as node5.2",
     )
     parser.add_argument(
         "--job-dir",
@@ -112,7 +119,14 @@ def run(args: argparse.Namespace) -> int:
                 return status
             shape = JobShape.read(job_dir)
             spec = JobSpec(
-                nodes, shape, job_dir, injections, deadlines, standbys=standbys, write_faults=faults
+                nodes,
+                shape,
+                job_dir,
+                injections,
+                deadlines,
+                standbys=standbys,
+                write_faults=faults,
+                respawn_seconds=args.respawn,
             )
             _check_shape(spec, args.workers_per_node)
             with _screen(shape.start_step, shape.train_iters) as (say, advance):
@@ -135,12 +149,17 @@ def _checked_injections(
         raise UserError(f"--nodes {args.nodes}: start at least one node")
     if args.standbys < 0:
         raise UserError(f"--standbys {args.standbys}: give a number from 0 up")
+    if args.respawn is not None and not 0 < args.respawn <= LONGEST_DEADLINE:
+        raise UserError(
+            f"--respawn {args.respawn:g}: give more than 0 seconds, and at most "
+            f"{LONGEST_DEADLINE:.0f} (a week)"
+        )
     if args.workers_per_node < 1:
         raise UserError(f"--workers-per-node {args.workers_per_node}: start at least one worker")
     if not Path(args.script).is_file():
         raise UserError(f"there is no script {args.script}")
     injections, faults = parse_injections(args.inject)
-    check_victims(injections, nodes)
+    check_victims(injections, nodes, args.respawn is not None)
     return injections, faults
 
 
@@ -217,6 +236,11 @@ def _check_shape(spec: JobSpec, workers_per_node: int) -> None:
             f"not --nodes {num_nodes}"
         )
     check_order(shape, spec.deadlines)
+    if spec.respawn_seconds is not None and shape.redundancy == Redundancy.NONE:
+        raise UserError(
+            f"--respawn {spec.respawn_seconds:g}: without replicas the first loss ends the job: "
+            "leave it out, or --bamboo-redundancy none"
+        )
     for injection in spec.injections:
         check_reachable(injection, shape)
 

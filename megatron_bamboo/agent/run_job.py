@@ -16,8 +16,9 @@ from megatron_bamboo.agent.job import (
     check_reachable,
     check_victims,
 )
+from megatron_bamboo.agent.nodes import LocalNodes
 from megatron_bamboo.agent.outcome import Outcome, Status
-from megatron_bamboo.agent.process import NodeHandle, adopted_orphans, blocked_interrupts
+from megatron_bamboo.agent.process import adopted_orphans, blocked_interrupts
 from megatron_bamboo.agent.supervisor import Supervisor
 from megatron_bamboo.agent.telling import Teller
 from megatron_bamboo.membership.address import ADDRESS_FILE
@@ -36,7 +37,8 @@ def run_job(
     ``say`` takes the job's lines and ``advance`` the number of each step that passed. Whatever
     happens, KeyboardInterrupt included, no process of the job is left when this is over.
     """
-    check_victims(spec.injections, (*spec.nodes, *spec.standbys))
+    respawns = spec.respawn_seconds is not None
+    check_victims(spec.injections, (*spec.nodes, *spec.standbys), respawns)
     for injection in spec.injections:
         check_reachable(injection, spec.shape)
     shape = spec.shape
@@ -45,17 +47,17 @@ def run_job(
         return Outcome(Status.FINISHED)
     (spec.job_dir / "logs").mkdir(parents=True, exist_ok=True)
     teller = Teller(spec.job_dir, say, advance)
-    supervisor = Supervisor(spec, teller)
-    nodes: list[NodeHandle] = []
+    nodes = LocalNodes(lambda node: start_node(_settings(spec, node)), spec.respawn_seconds)
+    supervisor = Supervisor(spec, teller, nodes)
     with adopted_orphans():
         try:
             for node in (*spec.nodes, *spec.standbys):
-                nodes.append(start_node(_settings(spec, node)))
+                nodes.start(node)
             outcome = supervisor.run()
         finally:
             with blocked_interrupts():
                 supervisor.close()
-                _end(nodes)
+                nodes.end()
                 teller.close()
     return _with_injections(outcome, spec)
 
@@ -67,13 +69,6 @@ def _settings(spec: JobSpec, node: str) -> AgentSettings:
     }
     lease, patience = spec.shape.lease_seconds, spec.deadlines.store_seconds
     return AgentSettings(node, store, spec.job_dir, workers, lease, patience)
-
-
-def _end(nodes: Sequence[NodeHandle]) -> None:
-    for node in nodes:
-        node.kill()
-    for node in nodes:
-        node.wait()
 
 
 def _with_injections(outcome: Outcome, spec: JobSpec) -> Outcome:

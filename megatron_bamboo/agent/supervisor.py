@@ -15,6 +15,7 @@ from collections import deque
 
 from megatron_bamboo.agent.job import JobSpec
 from megatron_bamboo.agent.lead import LOG_FILE, LeadStatus, lead_job, limit_seconds
+from megatron_bamboo.agent.nodes import LocalNodes
 from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.process import blocked_interrupts, fork
 from megatron_bamboo.agent.telling import Teller
@@ -31,11 +32,16 @@ GOODBYE_SECONDS = 2.0
 
 
 class Supervisor:
-    """Keeps a job's coordinator alive until the job is over."""
+    """Keeps a job's coordinator alive until the job is over.
 
-    def __init__(self, spec: JobSpec, teller: Teller) -> None:
+    Args:
+        nodes: they are started again after their loss, if that is asked for.
+    """
+
+    def __init__(self, spec: JobSpec, teller: Teller, nodes: LocalNodes) -> None:
         self._spec = spec
         self._teller = teller
+        self._nodes = nodes
         self._reader = JournalReader(spec.job_dir / JOURNAL_FILE)
         self._running: dict[int, int] = {}  # by process id a descriptor that shows its end
         self._newest = 0
@@ -66,6 +72,7 @@ class Supervisor:
             leader = self._look()
             if (failure := self._care(leader)) is not None:
                 return failure
+            self._nodes.respawn()
             self._wait(LOOK_SECONDS)
         until = time.monotonic() + GOODBYE_SECONDS
         while self._runs(self._look()) and time.monotonic() < until:
@@ -77,6 +84,7 @@ class Supervisor:
         """Tell what was said since the last look; who leads."""
         news = self._reader.look()
         self._teller.tell(news.facts)
+        self._nodes.hear(news.facts)
         return news.leader
 
     def _care(self, leader: Leader | None) -> Outcome | None:

@@ -98,3 +98,20 @@ def test_a_hang_is_a_loss_that_says_where(node: Node) -> None:
 def test_a_node_that_says_that_it_is_there_gets_another_word(node: Node) -> None:
     node.members.heard(node.link, {"op": "alive", "word": FIRST_WORD, "places": {}})
     assert b"heard" in node.link.writer.told[-1]  # type: ignore[attr-defined]
+
+
+def test_a_lost_node_that_is_started_again_waits_as_a_standby(node: Node) -> None:
+    again = AgentLink("node0.2", 101, Writer())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"no node named node0\.2 is expected"):
+        node.members.joined(again)
+    node.members.fence("node0", "it hangs")
+    assert node.members.returned() == node.members.waiting_standbys() == ()
+    node.members.joined(again)
+    assert node.members.returned() == node.members.waiting_standbys() == ("node0.2",)
+    assert node.members.groups()["node0.2"] == 101
+    # What is refused to its first life is not refused to it, nor the other way round.
+    assert node.table.fenced == {"node0"}
+    with pytest.raises(ValueError, match="it hangs"):
+        node.members.joined(AgentLink("node0", 102, Writer()))  # type: ignore[arg-type]
+    node.members.fence("node0.2", "it hangs too")
+    assert node.members.waiting_standbys() == ()

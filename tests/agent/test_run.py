@@ -341,6 +341,14 @@ def test_a_killed_launcher_leaves_no_process_behind(launch: Launch, stopped: boo
 
 REFUSED = [
     (("--inject", "node9@iter2:1.0F1"), (), "there is no node9; the nodes are node0 to node2"),
+    (("--inject", "node1.2@iter2:1.0F1"), (), "there is no node1.2; the nodes are node0 to node2"),
+    (
+        ("--respawn", "1", "--inject", "node3.2@iter2:1.0F1"),
+        (),
+        "there is no node3.2; the nodes are node0 to node2",
+    ),
+    (("--respawn", "0"), (), "--respawn 0: give more than 0 seconds"),
+    (("--respawn", "1"), ("--redundancy", "none"), "without replicas the first loss ends the job"),
     (("--inject", "node1@iter2:1.0f1"), (), "is no action: write"),
     (("--inject", "node1@iter2: 1.0F1"), (), "is no action: write"),
     (("--inject", "node1@2:1.0F1"), (), "write NODE@iterN:ACTION, like node5@iter7:2.0B3"),

@@ -21,6 +21,7 @@ class JobRequest:
     namespaces: str = ""
     """Prefix of the network namespaces that nodes and launcher live in; by default none."""
     num_standbys: int = 0
+    respawn_seconds: float | None = None
 
     @property
     def job_dir(self) -> Path:

@@ -37,13 +37,21 @@ class ScenarioRunner:
         more_flags: Sequence[str] = (),
         namespaces: str = "",
         num_standbys: int = 0,
+        respawn_seconds: float | None = None,
     ) -> RunningJob:
         """Start a job."""
         folder = self._folder / f"job{next(self._numbers)}"
         job = request(folder, self._data, shape, redundancy, injections)
         flags = (*job.flags, *more_flags)
-        more = {"namespaces": namespaces, "num_standbys": num_standbys}
-        return self._server.start(replace(job, flags=flags, **more))
+        return self._server.start(
+            replace(
+                job,
+                flags=flags,
+                namespaces=namespaces,
+                num_standbys=num_standbys,
+                respawn_seconds=respawn_seconds,
+            )
+        )
 
     def run(
         self,
@@ -52,10 +60,16 @@ class ScenarioRunner:
         *injections: str,
         more_flags: Sequence[str] = (),
         num_standbys: int = 0,
+        respawn_seconds: float | None = None,
     ) -> FinishedJob:
         """Run a job to its end."""
         return self.start(
-            shape, redundancy, *injections, more_flags=more_flags, num_standbys=num_standbys
+            shape,
+            redundancy,
+            *injections,
+            more_flags=more_flags,
+            num_standbys=num_standbys,
+            respawn_seconds=respawn_seconds,
         ).finish(max(JOB_SECONDS, SECONDS_PER_STEP * shape.num_steps))
 
     def undisturbed(self, shape: Shape) -> Path:
