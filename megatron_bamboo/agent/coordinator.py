@@ -17,6 +17,7 @@ from dataclasses import asdict
 from megatron_bamboo.agent.healer import Healer, Standby
 from megatron_bamboo.agent.job import JobSpec
 from megatron_bamboo.agent.members import Members
+from megatron_bamboo.agent.progress import Failures
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.agent.telling import is_new
 from megatron_bamboo.membership.assignment import joined_key
@@ -54,6 +55,10 @@ class JobFailed(Exception):
     """The job cannot go on, for a reason other than a stage without a holder."""
 
 
+class NoProgress(JobFailed):
+    """Nodes are lost again and again, and no step passes."""
+
+
 class Coordinator:
     """Leads one job from its agents' hello, or from wherever it is, to its last worker's end."""
 
@@ -63,6 +68,8 @@ class Coordinator:
             spec.nodes, table, events, shape.tensor_size, shape.lease_seconds, spec.standbys
         )
         self._healer = Healer(self.members, table)
+        self._failures = Failures(table)
+        self._max_failures = spec.max_failures
         self._deadlines = spec.deadlines
         self._table = table
         self._events = events
@@ -283,11 +290,23 @@ class Coordinator:
             lost: the nodes for whose loss it ends; empty for a planned change, which gives way to
                 losses that are found meanwhile.
         """
-        epoch = self._plan.epoch
+        epoch, failures = self._plan.epoch, 0
         with self._table.together():
+            if lost:
+                failures = self._failures.note(self._newest_step)
             self._table.set(_ending_key(epoch), _announcement(lost, standby))
             self._events.emit("ending", epoch=epoch, lost=sorted(lost))
+        if failures > self._max_failures:
+            raise self._no_progress(lost)
         await self._decide(lost, standby)
+
+    def _no_progress(self, lost: set[str]) -> NoProgress:
+        newest = ", ".join(f"{node} ({self.members.lost[node]})" for node in sorted(lost))
+        return NoProgress(
+            f"nodes were lost more than {self._max_failures} times since step {self._newest_step} "
+            f"passed, at last {newest}: the training does not come forward; look at the logs in "
+            f"{self._logs}; {self.restart_hint()}"
+        )
 
     async def _decide(self, lost: set[str], standby: Standby | None) -> None:
         """Decide the newest step of an epoch whose end is announced, and publish what follows."""

@@ -16,6 +16,7 @@ from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
 
 JOB_FILE = "job.json"
 LEASE_SECONDS = 5.0
+MOST_FAILURES = 20
 COORDINATOR = "coordinator"
 
 
@@ -156,6 +157,8 @@ class JobSpec:
     """By the number of the coordinator, the first one's first: how it dies."""
     respawn_seconds: float | None = None
     """So long after its loss a node is started again, as a standby; None for never."""
+    max_failures: int = MOST_FAILURES
+    """How often nodes may be lost while no step passes, before the job ends."""
 
 
 def check_victims(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NoReturn
 
-from megatron_bamboo.agent.coordinator import Coordinator, JobFailed
+from megatron_bamboo.agent.coordinator import Coordinator, JobFailed, NoProgress
 from megatron_bamboo.agent.job import COORDINATOR, JobSpec
 from megatron_bamboo.agent.outcome import OUTCOME_KEY, Outcome, Status
 from megatron_bamboo.agent.report import Reporter
@@ -136,6 +136,8 @@ class _Lead:
             status = Status.NO_HOLDER
             errors = coordinator.errors_of(error.holders)
             message = "; ".join([str(error), *errors, coordinator.restart_hint()])
+        except NoProgress as error:
+            status, message = Status.NO_PROGRESS, str(error)
         except JobFailed as error:
             status, message = Status.FAILED, str(error)
         return Outcome(status, message, tuple(coordinator.members.lost.items()))

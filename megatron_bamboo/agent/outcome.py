@@ -19,6 +19,7 @@ class Status(IntEnum):
     USER_ERROR = 2
     NO_HOLDER = 3
     INJECTION_NOT_REACHED = 4
+    NO_PROGRESS = 5
     INTERRUPTED = 130
 
 

@@ -22,6 +22,7 @@ from megatron_bamboo.agent.agent import forked_node, spawned_worker
 from megatron_bamboo.agent.environment import prepare_environment
 from megatron_bamboo.agent.job import (
     JOB_FILE,
+    MOST_FAILURES,
     Deadlines,
     Injection,
     JobShape,
@@ -101,6 +102,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             flag, type=float, default=default, metavar="SECONDS", help=f"{text} ({default:g})"
         )
+    parser.add_argument(
+        "--max-failures",
+        type=int,
+        default=MOST_FAILURES,
+        metavar="N",
+        help="losses, one after the other, without any iteration between them, after which the "
+        f"job ends ({MOST_FAILURES})",
+    )
     parser.add_argument("script", help="the training script, like pretrain_gpt_bamboo.py")
     parser.add_argument("script_args", nargs=argparse.REMAINDER, help="the script's own options")
 
@@ -127,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
                 standbys=standbys,
                 write_faults=faults,
                 respawn_seconds=args.respawn,
+                max_failures=args.max_failures,
             )
             _check_shape(spec, args.workers_per_node)
             with _screen(shape.start_step, shape.train_iters) as (say, advance):
@@ -147,6 +157,8 @@ def _checked_injections(
 ) -> tuple[tuple[Injection, ...], tuple[WriteFault, ...]]:
     if args.nodes < 1:
         raise UserError(f"--nodes {args.nodes}: start at least one node")
+    if args.max_failures < 1:
+        raise UserError(f"--max-failures {args.max_failures}: give a number from 1 up")
     if args.standbys < 0:
         raise UserError(f"--standbys {args.standbys}: give a number from 0 up")
     if args.respawn is not None and not 0 < args.respawn <= LONGEST_DEADLINE:

@@ -220,6 +220,15 @@ def test_a_loss_while_a_loss_is_decided(launch: Launch, way: str, epochs: list[i
     assert "node4 takes over stage 2 of pipeline 1" in launch.out
 
 
+def test_losses_without_progress_end_the_job(launch: Launch) -> None:
+    options = ("--inject", "node1@iter2:1.0F1", "--max-failures", "1")
+    script = ("--pipelines", "2", "--misbehave", "node5:die-after-record")
+    launch.start(6, *script, options=options).wait(5)
+    line = launch.err.splitlines()[-1]
+    assert "nodes were lost more than 1 times since step 1 passed, at last node5 (" in line
+    assert line.endswith("it has no checkpoint")
+
+
 def test_a_worker_that_leaves_no_record_is_fenced(launch: Launch) -> None:
     options = ("--inject", "node1@iter2:1.0F1", "--record-deadline", "0.5")
     script = ("--pipelines", "2", "--misbehave", "node5:silent")
