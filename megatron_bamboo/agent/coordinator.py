@@ -47,6 +47,9 @@ STEPS_TO_FORM_GROUPS = 2
 LOOK_SECONDS = 0.25
 """How often the nodes' leases are looked at."""
 
+KEPT_REPORTS = 256
+"""Of so many steps reports are kept: far more than a worker may repeat."""
+
 FAILED_KEY = "failed"
 """Written by a worker whose training cannot go on anywhere: the reason in one line."""
 
@@ -213,15 +216,23 @@ class Coordinator:
             self._moved = time.monotonic()
             self._steps_in_epoch += report.epoch == self._plan.epoch
             self._newest_step = max(self._newest_step, report.step)
-            for difference in report.differences:
-                self._events.emit("difference", step=report.step, what=difference)
+            self._say_differences(report)
             self._reporter.passed(report)
+            self._table.delete(f"passed/{report.step - KEPT_REPORTS}")
             self._note_change(report)
             if self._steps_in_epoch == STEPS_TO_FORM_GROUPS:
                 self._forget_older_groups()
         self._say_loaded()
         self._say_saves()
         self._say_returned()
+
+    def _say_differences(self, report: StepReport) -> None:
+        if not report.differences:
+            return
+        with self._table.together():
+            if is_new(self._table, f"differences/{report.step}"):
+                for difference in report.differences:
+                    self._events.emit("difference", step=report.step, what=difference)
 
     def _note_change(self, report: StepReport) -> None:
         """A planned change is made when its step has passed."""

@@ -12,6 +12,7 @@ import signal
 import sqlite3
 import time
 from collections import deque
+from pathlib import Path
 
 from megatron_bamboo.agent.job import JobSpec
 from megatron_bamboo.agent.lead import LOG_FILE, LeadStatus, lead_job, limit_seconds
@@ -19,9 +20,10 @@ from megatron_bamboo.agent.nodes import LocalNodes
 from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.process import blocked_interrupts, fork
 from megatron_bamboo.agent.telling import Teller
+from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.clock import PatientClock
-from megatron_bamboo.membership.journal import JOURNAL_FILE, JournalReader, Leader
+from megatron_bamboo.membership.journal import JOURNAL_FILE, LOCK_SECONDS, JournalReader, Leader
 
 LOOK_SECONDS = 0.05
 # So often within so many seconds, and the next one would die as well.
@@ -29,6 +31,8 @@ MOST_DEATHS = 5
 DEATHS_SECONDS = 60.0
 # Once the outcome is there, the coordinator has only to say so to the agents.
 GOODBYE_SECONDS = 2.0
+# One who was refused has seen a leader; it is looked again whether it is still there.
+REFUSED_SECONDS = 1.0
 
 
 class Supervisor:
@@ -42,13 +46,14 @@ class Supervisor:
         self._spec = spec
         self._teller = teller
         self._nodes = nodes
-        self._reader = JournalReader(spec.job_dir / JOURNAL_FILE)
+        self._reader = _open_journal(spec.job_dir)
         self._running: dict[int, int] = {}  # by process id a descriptor that shows its end
+        self._given_up: set[int] = set()
         self._newest = 0
         self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
         self._last_end = ""
         self._next_start = time.monotonic()
-        self._watch = _BeatWatch(limit_seconds(spec))
+        self._watch = _BeatWatch()
 
     def run(self) -> Outcome:
         """Tell what the coordinators say until one has written the job's outcome."""
@@ -96,8 +101,11 @@ class Supervisor:
                 f"the coordinator died {MOST_DEATHS} times within {DEATHS_SECONDS:.0f} s, at last "
                 f"{self._last_end}; see {log}",
             )
-        is_overdue = self._watch.is_overdue(None if leader is None else leader.beat)
-        is_there = self._newest in self._running or self._runs(leader)
+        comes = self._newest in self._running and (leader is None or leader.pid != self._newest)
+        # Who is to take the place of one that holds the lock waits for it.
+        silent = self._watch.silent_seconds(None if leader is None else leader.beat)
+        is_overdue = silent > limit_seconds(self._spec) + LOCK_SECONDS * comes
+        is_there = comes or self._runs(leader)
         if is_overdue or (not is_there and self._now() >= self._next_start):
             self._start()
         return None
@@ -116,18 +124,24 @@ class Supervisor:
         ended = {descriptor for descriptor, _ in poll.poll(1000 * seconds)}
         for pid, descriptor in list(self._running.items()):
             if descriptor in ended:
-                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                del self._running[pid]
-                os.close(descriptor)
-                self._ended(status)
+                with blocked_interrupts():
+                    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                    del self._running[pid]
+                    os.close(descriptor)
+                self._ended(pid, status)
 
-    def _ended(self, status: int) -> None:
+    def _ended(self, pid: int, status: int) -> None:
+        now = self._now()
+        if status == LeadStatus.REFUSED:
+            self._next_start = now + REFUSED_SECONDS
         if status in (LeadStatus.LED, LeadStatus.DEPOSED, LeadStatus.REFUSED):
             return
+        if pid in self._given_up:
+            return
         if status == LeadStatus.LOCKED_OUT:
+            self._given_up.update(self._running)
             for other in self._running:
                 os.kill(other, signal.SIGKILL)
-        now = self._now()
         self._last_end = f"by signal {-status}" if status < 0 else f"with status {status}"
         recent = sum(death > now - DEATHS_SECONDS for death in self._deaths)
         self._deaths.append(now)
@@ -142,21 +156,30 @@ class Supervisor:
         return time.monotonic()
 
 
-class _BeatWatch:
-    """Whether a leader's beats have come too late, as this process could have seen them."""
+def _open_journal(job_dir: Path) -> JournalReader:
+    try:
+        return JournalReader(job_dir / JOURNAL_FILE)
+    except sqlite3.Error as error:
+        raise UserError(
+            f"--job-dir {job_dir}: the job's store cannot be kept there ({error}): give a folder "
+            "on a file system of this machine"
+        ) from error
 
-    def __init__(self, limit_seconds: float) -> None:
-        self._limit_seconds = limit_seconds
+
+class _BeatWatch:
+    """For how long no beat of a leader has come, as this process could have seen it."""
+
+    def __init__(self) -> None:
         self._clock = PatientClock()
         self._beat: float | None = None
         self._since = self._clock.look()
 
-    def is_overdue(self, beat: float | None) -> bool:
-        """Take the newest beat; whether it is too old."""
+    def silent_seconds(self, beat: float | None) -> float:
+        """Take the newest beat; since when it is the newest."""
         now = self._clock.look()
         if beat != self._beat:
             self._beat, self._since = beat, now
-        return now - self._since > self._limit_seconds
+        return now - self._since
 
     def reset(self) -> None:
         """Give a new leader the time to come."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from megatron_bamboo.agent import coordinator as coordinators
 from megatron_bamboo.agent.coordinator import Coordinator, JobFailed
 from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec
 from megatron_bamboo.agent.report import Reporter
@@ -198,6 +199,21 @@ def test_rendezvous_keys_are_kept_until_all_groups_must_have_formed(lead: Lead) 
             await cluster.until(lambda step=step: cluster.said_iterations() == step)
             assert cluster.table.count("group/") == left
         cluster.finish("node1", "node3")
+
+    lead(story)
+
+
+def test_old_reports_are_forgotten(lead: Lead, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinators, "KEPT_REPORTS", 2)
+
+    async def story(cluster: Cluster) -> None:
+        cluster.join(*NODES)
+        await cluster.plan(0)
+        for step in range(1, 6):
+            cluster.confirm(step, 0)
+            await cluster.until(lambda step=step: cluster.said_iterations() == step)
+        assert list(cluster.table.items("passed/")) == ["passed/4", "passed/5"]
+        cluster.finish(*NODES)
 
     lead(story)
 

@@ -153,7 +153,15 @@ class Cluster:
         elif not self.dead & set(plan.nodes):
             self.step += 1
             report = StepReport(
-                self.step, plan.epoch, (1.0).hex(), 0.1, None, 2 * self.step, 0.1, VECTOR
+                self.step,
+                plan.epoch,
+                (1.0).hex(),
+                0.1,
+                None,
+                2 * self.step,
+                0.1,
+                VECTOR,
+                differences=("a difference",) if self.step == 3 else (),
             )
             self._write(f"passed/{self.step}", report.to_json())
 

@@ -23,10 +23,18 @@ LEASE_SECONDS = 3.0
 LEASE = ("--bamboo-lease", f"{LEASE_SECONDS:g}")
 # Some 0.1 s a step.
 LONG = Shape(3, 1, num_steps=90, variant="emulated")
-LONGER = Shape(3, 1, num_steps=450, variant="emulated")
+# Some 0.3 s a step, with these.
+LONGER = Shape(3, 1, num_steps=150, variant="emulated")
+SLOWLY = ("--bamboo-emulated-forward-ms", "15", "--bamboo-emulated-backward-ms", "30")
 AWAY = [
-    pytest.param(LONG, 4.0, id="for-longer-than-a-lease"),
-    pytest.param(LONGER, 30.0, id="for-30-seconds", marks=pytest.mark.slow),
+    pytest.param(LONG, (), 4.0, id="for-longer-than-a-lease"),
+    pytest.param(
+        LONGER,
+        SLOWLY,
+        30.0,
+        id="for-30-seconds",
+        marks=[pytest.mark.slow, pytest.mark.timeout(300)],
+    ),
 ]
 
 
@@ -86,13 +94,13 @@ def test_deaths_while_a_standby_joins_change_no_bit(
     assert scenarios.complaints(job, expected) == []
 
 
-@pytest.mark.parametrize(("shape", "seconds"), AWAY)
+@pytest.mark.parametrize(("shape", "flags", "seconds"), AWAY)
 @pytest.mark.parametrize("victim", ["", "node1"])
 def test_training_goes_on_while_it_is_away(
-    scenarios: ScenarioRunner, shape: Shape, seconds: float, victim: str
+    scenarios: ScenarioRunner, shape: Shape, flags: Sequence[str], seconds: float, victim: str
 ) -> None:
     """The launcher is stopped, so that nobody starts another one."""
-    job = scenarios.start(shape, "eager", more_flags=LEASE)
+    job = scenarios.start(shape, "eager", more_flags=(*LEASE, *flags))
     job.wait_for_step("node1", 5)
     os.kill(job.pid, signal.SIGSTOP)
     os.kill(leader(job), signal.SIGKILL)
