@@ -101,6 +101,21 @@ def test_a_worker_that_ends_while_nobody_leads_is_reported_afterwards(launch: La
     assert "lost node1 (its worker was ended by signal 9); epoch 1" in launch.out
 
 
+def test_nodes_whose_coordinator_stays_away_end_at_the_store_s_deadline(launch: Launch) -> None:
+    options = ("--store-deadline", "3.5")
+    launch.start(3, "--iters", "1000", "--pause", "0.01", *LEASE, options=options).wait_for_step(2)
+    launch.process.send_signal(signal.SIGSTOP)
+    os.kill(leader(launch), signal.SIGKILL)
+    groups, until = launch.groups(), time.monotonic() + 30
+    while any(p.status() != psutil.STATUS_ZOMBIE for p in processes_of(groups)):
+        assert time.monotonic() < until, "nodes wait for ever"
+        time.sleep(0.05)
+    launch.process.send_signal(signal.SIGCONT)
+    launch.wait(3)
+    assert "has no live holder" in launch.err
+    assert any("no coordinator was heard of for" in launch.log(f"node{n}") for n in range(3))
+
+
 def test_one_who_was_stopped_while_another_began_changes_nothing(launch: Launch) -> None:
     launch.start(3, "--iters", "1000", "--pause", "0.01", *LEASE).wait_for_step(2)
     first = psutil.Process(leader(launch))
