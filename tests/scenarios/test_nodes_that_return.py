@@ -15,7 +15,7 @@ pytestmark = pytest.mark.multiprocess
 
 ONE = Shape(3, 1, num_steps=60)
 FOUR = Shape(4, 1, num_steps=80)
-SHARED = Shape(3, 1, num_steps=40, num_chunks=2, tensor_size=2)
+SHARED = Shape(3, 1, num_steps=24, num_chunks=2, tensor_size=2)
 SHARING = Shape(2, 2, num_steps=60, variant="zero-bf16")
 RESPAWN_SECONDS = 0.2
 
