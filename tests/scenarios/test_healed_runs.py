@@ -5,11 +5,14 @@ evidence asks for every holder's copy.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from evidence import Expected
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
+
+from megatron_bamboo.observe.compare import compare_runs, format_comparison
 
 pytestmark = pytest.mark.multiprocess
 
@@ -104,3 +107,22 @@ def test_a_standby_takes_the_place_of_a_victim(scenarios: ScenarioRunner, name: 
 def test_standbys_that_are_not_needed_change_nothing(scenarios: ScenarioRunner) -> None:
     job = scenarios.run(ONE, "lazy", num_standbys=2)
     assert scenarios.complaints(job, Expected(ONE, "lazy", ())) == []
+
+
+def test_a_checkpoint_of_the_step_in_which_state_moved(
+    scenarios: ScenarioRunner, tmp_path: Path
+) -> None:
+    """The standby writes its share of it, which it has had for no step yet."""
+    shape, root = Shape(2, 2, num_steps=16, variant="zero-bf16"), tmp_path / "save"
+    flags = ("--save", str(root), "--save-interval", "1")
+    job = scenarios.run(shape, "lazy", "node1@iter2:1.0B1", more_flags=flags, num_standbys=1)
+    assert job.result.status == 0, job.result.message
+    (change,) = job.events("changed")
+    saved = {event["step"]: event["failure"] for event in job.events("saved")}
+    assert saved[change["step"]] is None
+    assert "node4" in {e["source"] for e in job.events("saved") if e["step"] == change["step"]}
+    load = ("--load", str(root), "--ckpt-step", str(change["step"]))
+    again = scenarios.run(shape, "lazy", more_flags=load)
+    assert again.result.status == 0, again.result.message
+    comparison = compare_runs(scenarios.undisturbed(shape), again.job_dir)
+    assert comparison.equal, format_comparison(comparison)
