@@ -61,7 +61,7 @@ class Fault:
 
     step: int | None
     """None: the first step in which the worker's plan has state move. Which one that is depends on
-    when a loss was found."""
+    when a loss was found, and it may be one whose forwards and backwards are done already."""
     moment: Moment
     how: How = How.KILL
     what: str = ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from evidence import Expected, complaints
 from forked_jobs import JOB_SECONDS, FinishedJob, ForkServer, RunningJob
 from moments import Moment
+from moving import MovingMoment
 from tiny_gpt import Shape, request
 
 # Far more than a step takes even on a busy machine.
@@ -96,6 +97,14 @@ class ScenarioRunner:
         job = self.run(shape, redundancy, *injections)
         return self.complaints(job, Expected(shape, redundancy, victims))
 
-    def survive_moment(self, moment: Moment) -> list[str]:
+    def survive_moment(self, moment: Moment | MovingMoment) -> list[str]:
         """Kill a node at this moment of a job; the complaints."""
+        if isinstance(moment, MovingMoment):
+            job = self.run(
+                moment.shape,
+                moment.redundancy,
+                *moment.injections,
+                num_standbys=moment.num_standbys,
+            )
+            return self.complaints(job, moment.expected)
         return self.survive(moment.shape, moment.redundancy, [moment.victim], moment.injection)

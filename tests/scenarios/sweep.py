@@ -17,7 +17,12 @@ from pathlib import Path
 
 from forked_jobs import ROOT
 from moments import PARTS, Moment, moments_of
+from moving import MovingMoment, moving_moments
 from scenario_runner import ScenarioRunner
+
+AnyMoment = Moment | MovingMoment
+MOVING = "moving"
+"""The part of the step in which state moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class Results:
         self._code = code
         path.parent.mkdir(parents=True, exist_ok=True)
 
-    def add(self, moment: Moment, seconds: float, complaints: Sequence[str]) -> None:
+    def add(self, moment: AnyMoment, seconds: float, complaints: Sequence[str]) -> None:
         """Append a result."""
         line = {"moment": str(moment), "code": self._code, "seconds": round(seconds, 3)}
         with self._path.open("a") as file:
@@ -64,14 +69,14 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def without_good_result(moments: Sequence[Moment], results: Results) -> list[Moment]:
+def without_good_result(moments: Sequence[AnyMoment], results: Results) -> list[AnyMoment]:
     """What is still to be run."""
     good = {name for name, result in results.read().items() if not result.complaints}
     return [moment for moment in moments if str(moment) not in good]
 
 
 def sweep(
-    moments: Sequence[Moment], results: Results, runner: ScenarioRunner, num_jobs: int
+    moments: Sequence[AnyMoment], results: Results, runner: ScenarioRunner, num_jobs: int
 ) -> Iterator[str]:
     """Run these moments; yields what to say."""
     for shape in sorted({moment.shape for moment in moments}, key=str):
@@ -87,7 +92,7 @@ def sweep(
                 yield f"{number} of {len(moments)}"
 
 
-def _timed(runner: ScenarioRunner, moment: Moment) -> tuple[float, list[str]]:
+def _timed(runner: ScenarioRunner, moment: AnyMoment) -> tuple[float, list[str]]:
     start = time.monotonic()
     try:
         complaints = runner.survive_moment(moment)
@@ -96,7 +101,7 @@ def _timed(runner: ScenarioRunner, moment: Moment) -> tuple[float, list[str]]:
     return time.monotonic() - start, complaints
 
 
-def verdict(moments: Sequence[Moment], results: Results) -> tuple[str, bool]:
+def verdict(moments: Sequence[AnyMoment], results: Results) -> tuple[str, bool]:
     """What was planned, run and failed, and whether all was run and nothing failed."""
     done = results.read()
     run = [done[str(moment)] for moment in moments if str(moment) in done]
@@ -111,11 +116,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python tests/scenarios/sweep.py",
         description="Kill a node at every moment and compare each run with an undisturbed one.",
     )
-    parser.add_argument("--part", choices=tuple(PARTS), required=True, help="which moments")
+    parser.add_argument("--part", choices=(*PARTS, MOVING), required=True, help="which moments")
     parser.add_argument("--results", type=Path, help="file (default: runs/sweep-PART.jsonl)")
     parser.add_argument("--jobs", type=int, default=1, help="jobs at a time (default: 1)")
     args = parser.parse_args(argv)
-    moments = moments_of(args.part)
+    moments = _planned(args.part)
     path = args.results or ROOT / "runs" / f"sweep-{args.part}.jsonl"
     results = Results(path, code_digest())
     left = without_good_result(moments, results)
@@ -127,7 +132,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if is_good else 1
 
 
-def _run(moments: Sequence[Moment], results: Results, num_jobs: int) -> None:
+def _planned(part: str) -> Sequence[AnyMoment]:
+    return moving_moments() if part == MOVING else moments_of(part)
+
+
+def _run(moments: Sequence[AnyMoment], results: Results, num_jobs: int) -> None:
     runner = ScenarioRunner(Path(tempfile.mkdtemp(prefix="bamboo-sweep-")))
     try:
         for text in sweep(moments, results, runner, num_jobs):

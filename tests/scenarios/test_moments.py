@@ -2,6 +2,7 @@
 
 import pytest
 from moments import ALL_OPS, PARTS, Campaign, Moment, Pick, moments_of
+from moving import moving_moments
 from tiny_gpt import Shape
 
 from megatron_bamboo.schedule.actions import TAIL_OPS, Op
@@ -18,6 +19,13 @@ def test_the_plain_sweep_has_756_moments() -> None:
 def test_each_moment_is_planned_once(part: str) -> None:
     names = [str(moment) for moment in moments_of(part)]
     assert len(names) == len(set(names))
+
+
+def test_while_state_moves_a_receiver_or_an_onlooker_dies_and_no_only_holder() -> None:
+    moments = moving_moments()
+    assert len(moments) == len({str(moment) for moment in moments}) == 2 * 38 + 2 * 66
+    assert {m.victim for m in moments if not m.num_standbys} == {"node3", "node5"}
+    assert {m.victim for m in moments if m.num_standbys} == {"node4", "node8"}
 
 
 @pytest.mark.parametrize("part", PARTS)
