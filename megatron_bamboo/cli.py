@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "preprocess": ("megatron_bamboo.data.preprocess", "turn JSON lines into .bin and .idx"),
     "profile": ("megatron_bamboo.agent.profile", "time a model's forwards and backwards"),
     "rehearse": ("megatron_bamboo.rehearsal.command", "lose nodes by lot, and judge each run"),
+    "memory": ("megatron_bamboo.agent.memory", "say what a run takes of each worker's memory"),
     "compare": ("megatron_bamboo.observe.compare", "compare two runs bit for bit"),
 }
 

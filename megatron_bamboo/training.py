@@ -40,7 +40,7 @@ with quiet_megatron_import():
     from megatron_bamboo.execution.epochs import FENCED_STATUS
     from megatron_bamboo.execution.errors import TrainingError
     from megatron_bamboo.execution.whereabouts import Limits, Whereabouts
-    from megatron_bamboo.model import cpu
+    from megatron_bamboo.model import cpu, footprints
     from megatron_bamboo.model.config import core_transformer_config_from_args
     from megatron_bamboo.model.layer_spec import gpt_layer_spec
     from megatron_bamboo.model.profile import profile, table
@@ -146,6 +146,9 @@ def run_phase(
         if phase == "profile":
             _profile(script, options, layout)
             return 0
+        if phase == "memory":
+            _say_memory(script, options, layout)
+            return 0
         if phase == "prepare":
             _prepare(script, options, layout, Path(os.environ["BAMBOO_JOB_DIR"]))
             return 0
@@ -185,6 +188,16 @@ def _profile(script: Script, options: Options, layout: Layout) -> None:
     except OSError as error:
         raise UserError(f"--output {output}: {error.strerror}") from error
     sys.stdout.write("\n".join(table(costs)) + "\n")
+
+
+def _say_memory(script: Script, options: Options, layout: Layout) -> None:
+    """Say what each worker will need, from shapes alone."""
+    _prepare_torch()
+    vocab = get_args().padded_vocab_size
+    nodes = footprints.predict(options, layout, vocab, script.model, script.forward_step)
+    is_json = os.environ["BAMBOO_MEMORY_FORM"] == "json"
+    lines = [footprints.to_json(nodes)] if is_json else footprints.table(nodes, options)
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) -> None:

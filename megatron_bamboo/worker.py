@@ -22,6 +22,7 @@ from megatron_bamboo.config.emulation import EMULATED
 from megatron_bamboo.data.fingerprint import fingerprint
 from megatron_bamboo.data.gpt_dataset import read_microbatch
 from megatron_bamboo.data.samples import microbatch_samples
+from megatron_bamboo.execution.accounting import MemoryAccount
 from megatron_bamboo.execution.commit import (
     CommitLayout,
     DigestLayout,
@@ -145,6 +146,7 @@ class Worker:
         self._link = None if bandwidth is None else Link(1e6 * bandwidth)
         self._transport = Transport(self._mailbox, self._make_pair)
         self._reporter = StepReporter(client)
+        self._account: MemoryAccount | None = None
         self._executor = Executor(self._parts(), self._view, self._plan)
         self._watch = EpochWatch(
             client, node, layout.tensor_size, self._plan, self._ledger, self._handlers()
@@ -226,6 +228,8 @@ class Worker:
         if self._view.sharded or self._options.bamboo.bamboo_verify_replicas:
             self._await_gathers()
         self._reporter.finish()
+        if self._account is not None:
+            self._account.say(self._events)
         pipeline = self._executor.plan.pipelines[self._view.number]
         for number in stages_to_hold(pipeline, self._environment.worker):
             stage = self._stages[number]
@@ -341,7 +345,10 @@ class Worker:
             self._dropout,
             self._mailbox,
             self._options.bamboo.bamboo_replica_memory,
+            self._options.bamboo.bamboo_account_memory,
         )
+        if self._options.bamboo.bamboo_account_memory:
+            self._account = MemoryAccount(worker, self._stages, compute, self._transport)
         return Parts(
             worker=worker,
             layout=self._layout,
@@ -349,6 +356,7 @@ class Worker:
             tail=tail,
             mirrors=Mirrors(self._stages, self._layout),
             verification=self._verification,
+            account=self._account,
             transport=self._transport,
             registry=self._registry,
             ledger=self._ledger,

@@ -193,6 +193,9 @@ class BambooOptions:
         "never)",
         0,
     )
+    bamboo_account_memory: bool = _option(
+        "count what each worker's tensors take, and leave the peak in its event log", False
+    )
     bamboo_costs: str | None = _option(
         "with bubble: JSON file of what forwards and backwards take (default: 1 and 2)",
         None,

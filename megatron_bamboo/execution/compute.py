@@ -21,6 +21,7 @@ from megatron_bamboo.execution.step_state import StepState
 from megatron_bamboo.model.host_memory import HostMemory
 from megatron_bamboo.model.place import set_current_stage
 from megatron_bamboo.model.randomness import DropoutSeeds
+from megatron_bamboo.model.saved_storages import SavedStorages
 from megatron_bamboo.model.stage import Stage
 from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.schedule import Schedule
@@ -38,6 +39,7 @@ class Compute:
         dropout: DropoutSeeds,
         mailbox: Mailbox,
         replica_memory: ReplicaMemory,
+        counts_memory: bool = False,
     ) -> None:
         self._stages = stages
         self._layout = layout
@@ -45,7 +47,10 @@ class Compute:
         self._dropout = dropout
         self._mailbox = mailbox
         self._replica_memory = replica_memory
+        self._counts_memory = counts_memory
         self.host_memory = HostMemory()
+        self.saved, self.saved_redundant = SavedStorages(), SavedStorages()
+        """What forwards keep on the device until their backwards, if it is counted."""
         self._forward_step: ForwardStepFunc | None = None
         self._data: ReplayedIterator | None = None
 
@@ -119,7 +124,8 @@ class Compute:
     ) -> AbstractContextManager[Any]:
         """What becomes of what a forward saves for its backward."""
         if action.op is Op.F or self._replica_memory is ReplicaMemory.DEVICE:
-            return contextlib.nullcontext()
+            saved = self.saved if action.op is Op.F else self.saved_redundant
+            return saved.recording() if self._counts_memory else contextlib.nullcontext()
         if self._replica_memory is ReplicaMemory.RECOMPUTE:
             return torch.no_grad()
         assert action.chunk is not None

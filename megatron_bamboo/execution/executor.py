@@ -184,6 +184,8 @@ class Executor:
             if action.op in _LOGGED_AS_DONE:
                 self._course.state.done.append(action)
             self._log(action, start)
+            if self._parts.account is not None:
+                self._parts.account.look(action, self._view.pipeline, self._course.state)
             if action.op is Op.STEP:
                 self._follower.go_on_after(self._course.stepped)
 

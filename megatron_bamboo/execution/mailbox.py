@@ -14,10 +14,7 @@ from torch import Tensor
 
 from megatron_bamboo.execution.errors import DeadlineExceeded, EpochEnded
 from megatron_bamboo.schedule.actions import Action, Op
-
-# Of each chunk: what the newest one stands for may still be under way, or a worker of the same node
-# may not have it yet; then the one before it counts.
-_MIRRORS_KEPT = 2
+from megatron_bamboo.schedule.mirrors import MIRRORS_KEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +76,11 @@ class Mailbox:
             self._held = frozenset(m for m in self._messages if m.step == step)
             return frozenset(m.receive for m in self._held)
 
+    def kept(self) -> list[Tensor]:
+        """All that is here."""
+        with self._condition:
+            return list(self._messages.values())
+
     def forget_until(self, step: int) -> None:
         """Drop the messages of a step and of those before it."""
         with self._condition:
@@ -97,6 +99,6 @@ class Mailbox:
             for m in self._messages
             if (m.step, m.receive.stage, m.receive.chunk, m.receive.op) == kind
         )
-        for _, message in alike[:-_MIRRORS_KEPT]:
+        for _, message in alike[:-MIRRORS_KEPT]:
             if message not in self._held:
                 del self._messages[message]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from megatron_bamboo.config import Layout
+from megatron_bamboo.execution.accounting import MemoryAccount
 from megatron_bamboo.execution.compute import Compute
 from megatron_bamboo.execution.ledger import CommitLedger
 from megatron_bamboo.execution.mirrors import Mirrors
@@ -37,6 +38,7 @@ class Parts:
     tail: Tail
     mirrors: Mirrors
     verification: Verification
+    account: MemoryAccount | None  # where memory is counted
     transport: Transport
     registry: GroupRegistry
     ledger: CommitLedger

@@ -137,6 +137,11 @@ class Channel:
         except RuntimeError as error:
             raise ConnectionError(f"{self.peer} did not take what was sent: {error}") from error
 
+    def kept(self) -> list[Tensor]:
+        """What was sent and is kept."""
+        with self._lock:
+            return [tensor for _, tensor in (*self._unsent, *self._under_way)]
+
     def finish_sends(self) -> None:
         """Forget what was sent: every receiver has it, as the passed commit proves."""
         with self._lock:
@@ -339,6 +344,12 @@ class Transport:
             self._copies_may_be_under_way = False
             self.mailbox.forget_until(step)
             self._expected = {m: p for m, p in self._expected.items() if m.step > step}
+
+    def kept(self) -> list[Tensor]:
+        """What has arrived, and what is sent and kept; mirrors leave when they have been sent."""
+        with self._lock:
+            channels = list(self._channels.values())
+        return [*self.mailbox.kept(), *(tensor for ch in channels for tensor in ch.kept())]
 
     def traffic(self) -> dict[str, tuple[int, int]]:
         """Bytes sent and received by peer, lost ones included."""

@@ -138,7 +138,7 @@ def build_chunk(recipe: Recipe, place: ChunkPlace) -> GPTModel:
     chunk.config.num_layers = recipe.num_layers
     if torch.cuda.is_available():
         chunk.cuda()
-    chunk.to(recipe.dtype)
+    _cast(chunk, recipe.dtype)
     cast_ends(chunk, recipe.dtype, place.is_first, place.is_last)
     if recipe.loss_scale.is_used:
         chunk.config.grad_scale_func = recipe.loss_scale.scale
@@ -149,6 +149,13 @@ def build_chunk(recipe: Recipe, place: ChunkPlace) -> GPTModel:
         _initialize(unit, parts, shared, chunk.config, recipe.seed, recipe.groups.tp)
     _attach_dropout(chunk, place, recipe.dropout)
     return chunk
+
+
+def _cast(chunk: GPTModel, dtype: torch.dtype) -> None:
+    """As ``chunk.to(dtype)``, which cannot replace tensors that have shapes and no elements."""
+    for tensor in (*chunk.parameters(), *chunk.buffers()):
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
 
 
 def _call_provider(recipe: Recipe, place: ChunkPlace) -> GPTModel:

@@ -71,7 +71,7 @@ def _time_chunks(
 ) -> Iterator[tuple[float, float]]:
     for number, chunk in enumerate(stage.chunks):
         set_current_stage(stage.number, number, layout.num_stages, layout.num_chunks)
-        batch = _made_up_batch(options, vocab, next(chunk.parameters()).device)
+        batch = made_up_batch(options, vocab, next(chunk.parameters()).device)
         times = [_time_passes(chunk, options, forward_step, batch) for _ in range(repeats + 1)]
         yield _medians(times[1:])
 
@@ -80,7 +80,8 @@ def _medians(times: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return median(forward for forward, _ in times), median(backward for _, backward in times)
 
 
-def _made_up_batch(options: Options, vocab: int, device: torch.device) -> dict[str, Tensor]:
+def made_up_batch(options: Options, vocab: int, device: torch.device) -> dict[str, Tensor]:
+    """A microbatch of random tokens, with what comes along with them."""
     size = (options.training.micro_batch_size, options.data.seq_length)
     tokens = torch.randint(vocab, size, device=device)
     return {

@@ -20,6 +20,10 @@ from megatron_bamboo.schedule.schedule import Actions, Program, Schedule
 # By the rank of the receiver, and by how many of its actions they come behind, the mirrors.
 _Places = Mapping[tuple[int, int], Sequence[Action]]
 
+MIRRORS_KEPT = 2
+"""Of each chunk: what the newest one stands for may be under way, or a worker of the same node
+may not have it yet; then the one before it counts."""
+
 
 def mirrored_microbatches(num_microbatches: int, num_mirrors: int) -> tuple[int, ...]:
     """The last microbatch in each mirror of a chunk, ascending.

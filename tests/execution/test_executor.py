@@ -148,6 +148,7 @@ class Bench:
             tail=nothing,
             mirrors=self.mirrors,  # type: ignore[arg-type]
             verification=FakeVerification(),  # type: ignore[arg-type]
+            account=None,
             transport=fakes,
             registry=nothing,
             ledger=self.ledger,

@@ -1,0 +1,105 @@
+"""What each worker of a run will need in memory, before it runs."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from megatron_bamboo.config import Layout, Options, ReplicaMemory, read_costs
+from megatron_bamboo.model.shapes import message_bytes, stage_sizes
+from megatron_bamboo.schedule.footprint import Category, Footprint, footprint
+from megatron_bamboo.schedule.generate import compute_schedule
+from megatron_bamboo.schedule.lower import lower
+from megatron_bamboo.schedule.redundancy import add_redundancy
+from megatron_bamboo.schedule.schedule import Schedule
+from megatron_bamboo.schedule.tail import add_tail
+from megatron_bamboo.script.providers import ForwardStepFunc, ModelProvider
+
+_MEGABYTE = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFootprint:
+    """What a worker needs that runs a stage from the start, and shadows another."""
+
+    stage: int
+    replica: int | None
+    needs: Footprint
+
+
+def predict(
+    options: Options,
+    layout: Layout,
+    vocab: int,
+    provider: ModelProvider,
+    forward_step: ForwardStepFunc,
+) -> tuple[NodeFootprint, ...]:
+    """By stage, what its worker needs in an undisturbed step.
+
+    Args:
+        vocab: padded size of the vocabulary.
+    """
+    sizes = stage_sizes(options, layout, vocab, provider, forward_step)
+    schedule = _schedule(options, layout)
+    keeps = options.bamboo.bamboo_replica_memory is not ReplicaMemory.RECOMPUTE
+    message = message_bytes(options, layout)
+    return tuple(
+        NodeFootprint(
+            stage,
+            next(iter(schedule.replicas_of(stage)), None),
+            footprint(schedule, stage, sizes, message, keeps),
+        )
+        for stage in range(layout.num_stages)
+    )
+
+
+def table(nodes: Sequence[NodeFootprint], options: Options) -> Iterator[str]:
+    """What is needed, in Markdown: at the peak, and each category when it takes most."""
+    yield "At the peak, in MB for each worker:"
+    yield from _rows(nodes, lambda node: node.needs.at_peak, is_whole=True)
+    yield ""
+    yield "Each when it takes most:"
+    yield from _rows(nodes, lambda node: node.needs.largest, is_whole=False)
+    if options.bamboo.bamboo_replica_memory is ReplicaMemory.HOST:
+        yield ""
+        yield "Redundant activations are in host memory."
+
+
+def to_json(nodes: Sequence[NodeFootprint]) -> str:
+    """The same in bytes, for programs."""
+    return json.dumps(
+        [
+            {
+                "stage": node.stage,
+                "replica": node.replica,
+                "at_peak": dict(node.needs.at_peak),
+                "largest": dict(node.needs.largest),
+                "where": str(node.needs.where),
+            }
+            for node in nodes
+        ]
+    )
+
+
+def _schedule(options: Options, layout: Layout) -> Schedule:
+    bamboo = options.bamboo
+    compute = compute_schedule(layout.num_stages, layout.num_chunks, layout.num_microbatches)
+    redundancy, mirrors = bamboo.bamboo_redundancy, bamboo.bamboo_mirror_gradients
+    protected = add_redundancy(compute, redundancy, read_costs(bamboo), mirrors)
+    is_tied = not options.model.untie_embeddings_and_output_weights
+    return add_tail(lower(protected), is_tied, layout.num_shards > 1)
+
+
+def _rows(
+    nodes: Sequence[NodeFootprint],
+    sizes_of: Callable[[NodeFootprint], Mapping[Category, int]],
+    is_whole: bool,
+) -> Iterator[str]:
+    names = ["stage", "replica of", *Category, *["together"] * is_whole]
+    yield f"| {' | '.join(names)} |"
+    yield f"|{' ---: |' * len(names)}"
+    for node in nodes:
+        sizes = [sizes_of(node)[category] for category in Category]
+        sizes += [sum(sizes)] * is_whole
+        replica = "" if node.replica is None else str(node.replica)
+        cells = [str(node.stage), replica, *(f"{size / _MEGABYTE:,.1f}" for size in sizes)]
+        yield f"| {' | '.join(cells)} |"
