@@ -1,7 +1,9 @@
 """The coordinator dies, is stopped or is away: training goes on, and no bit of it changes."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import time
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ import psutil
 import pytest
 from evidence import Expected
 from forked_jobs import FinishedJob, RunningJob
+from moments import MODES
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
@@ -92,6 +95,26 @@ def test_deaths_while_a_standby_joins_change_no_bit(
     assert died(job) == faults
     expected = Expected(HEALED, "lazy", ["node1"], {"node3": "node1"})
     assert scenarios.complaints(job, expected) == []
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_kill_at_any_moment_around_a_loss_changes_no_bit(
+    scenarios: ScenarioRunner, number: int
+) -> None:
+    chosen = random.Random(number)
+    victim = f"node{chosen.randrange(SHAPE.num_nodes)}"
+    scenarios.undisturbed(SHAPE)
+    job = scenarios.start(SHAPE, MODES[number % 2], more_flags=LEASE)
+    job.wait_for_step(victim, chosen.randint(1, 4))
+    time.sleep(chosen.uniform(0.0, 0.1))
+    os.kill(job.processes(victim)["group"], signal.SIGKILL)
+    for _ in range(2):
+        time.sleep(chosen.uniform(0.0, 0.1))
+        # The next one may not have said yet where it is.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(leader(job), signal.SIGKILL)
+    finished = job.finish()
+    assert scenarios.complaints(finished, Expected(SHAPE, MODES[number % 2], [victim])) == []
 
 
 @pytest.mark.parametrize(("shape", "flags", "seconds"), AWAY)
