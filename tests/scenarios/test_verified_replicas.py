@@ -120,7 +120,30 @@ def test_a_copy_that_differs_is_not_taken_over(scenarios: ScenarioRunner, varian
     assert not job.events("mended")
 
 
-def test_nothing_is_said_where_nothing_differs(scenarios: ScenarioRunner) -> None:
-    job = scenarios.run(SHARED, "eager", "node1@iter2:1.0B1", more_flags=EVERY_STEP)
+QUIET = {
+    "shared layers": (SHARED, "eager", {}),
+    "a standby joins, and steps are skipped": (
+        Shape(3, 1, num_steps=40, variant="fp16"),
+        "lazy",
+        {"node3": "node1"},
+    ),
+    "a standby gets a shard": (
+        Shape(2, 2, num_steps=40, variant="zero-bf16"),
+        "lazy",
+        {"node4": "node1"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_nothing_is_said_where_nothing_differs(scenarios: ScenarioRunner, name: str) -> None:
+    shape, redundancy, joined = QUIET[name]
+    job = scenarios.run(
+        shape,
+        redundancy,
+        "node1@iter2:1.0B1",
+        more_flags=EVERY_STEP,
+        num_standbys=len(joined),
+    )
     assert not said(job) and not job.events("mended")
-    assert scenarios.complaints(job, Expected(SHARED, "eager", ["node1"])) == []
+    assert scenarios.complaints(job, Expected(shape, redundancy, ["node1"], joined)) == []
