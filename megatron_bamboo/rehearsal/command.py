@@ -9,15 +9,15 @@ import argparse
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 
-from megatron_bamboo.agent.job import Injection, JobShape
+from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.rehearsal.draw import Lottery
-from megatron_bamboo.rehearsal.fault import LOSSES, How
+from megatron_bamboo.rehearsal.draw import KINDS, Drawn, Lottery, OnCoordinator
+from megatron_bamboo.rehearsal.fault import How
 from megatron_bamboo.rehearsal.invariants import complaints
 from megatron_bamboo.rehearsal.launch import Training
 from megatron_bamboo.rehearsal.results import Ending, Results, RunResult, code_digest
@@ -38,11 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--nodes", type=int, required=True, metavar="N", help="nodes to start")
     add("--workers-per-node", type=int, default=1, metavar="N", help="as of bamboo run")
     add("--standbys", type=int, default=0, metavar="N", help="as of bamboo run")
+    add("--respawn", type=float, metavar="SECONDS", help="as of bamboo run")
     add(
         "--kinds",
-        default=",".join(LOSSES),
+        default=",".join(KINDS),
         metavar="KIND,..",
-        help=f"what happens to nodes (all: {', '.join(LOSSES)})",
+        help=f"what happens (all: {', '.join(KINDS)})",
     )
     add("--per-run", type=int, default=4, metavar="N", help="faults of a run, at most (4)")
     add(
@@ -86,16 +87,14 @@ class Campaign:
         _check(args)
         self._args = args
         self._folder: Path = (args.dir or Path("runs") / f"rehearsal-{args.seed}").absolute()
-        options = {
-            "--nodes": args.nodes,
-            "--workers-per-node": args.workers_per_node,
-            "--standbys": args.standbys,
-        }
-        words = tuple(word for name, value in options.items() for word in (name, str(value)))
-        self._training = Training(words, (args.script, *args.script_args), args.deadline)
+        nodes = {"--nodes": args.nodes, "--workers-per-node": args.workers_per_node}
+        spare = {"--standbys": args.standbys, "--respawn": args.respawn}
+        command = (args.script, *args.script_args)
+        self._training = Training(_words(nodes), _words(spare), command, args.deadline)
         settings: dict[str, object] = {
-            "options": words,
-            "command": self._training.command,
+            "options": self._training.options,
+            "spare": self._training.spare,
+            "command": command,
             "seed": args.seed,
             "kinds": list(self._kinds),
             "per_run": args.per_run,
@@ -109,7 +108,9 @@ class Campaign:
     def run(self) -> None:
         """Go on until so many faults have struck."""
         shape = self._undisturbed()
-        lottery = Lottery(shape, self._kinds, self._args.per_run, self._args.apart)
+        args = self._args
+        spare = (args.standbys, args.respawn is not None)
+        lottery = Lottery(shape, self._kinds, args.per_run, args.apart, *spare)
         fruitless = 0
         while self._struck() < self._args.losses and fruitless < FRUITLESS_RUNS:
             number = len(self.results) + 1
@@ -135,39 +136,43 @@ class Campaign:
             raise UserError("a pipeline of one stage has no shadows: there is nothing to rehearse")
         return shape
 
-    def _rehearse(self, number: int, injections: Sequence[Injection]) -> RunResult:
+    def _rehearse(self, number: int, drawn: Drawn) -> RunResult:
         folder = self._folder / f"run{number}"
         shutil.rmtree(folder, ignore_errors=True)
         began = time.monotonic()
-        record = self._training.run(folder, injections)
+        record = self._training.run(folder, drawn)
         found = complaints(record, self._folder / UNDISTURBED / "job")
-        result = RunResult.of(number, injections, record, found, time.monotonic() - began)
+        result = RunResult.of(number, drawn, record, found, time.monotonic() - began)
         self._kept.add(result)
-        self._tell(result, folder)
+        self._tell(result, drawn, folder)
         if not found:
             shutil.rmtree(folder)
         return result
 
-    def _tell(self, result: RunResult, folder: Path) -> None:
+    def _tell(self, result: RunResult, drawn: Drawn, folder: Path) -> None:
         faults = ", ".join(f"{strike.node} {strike.how}" for strike in result.strikes)
         self._say(f"run {result.number}: {faults or 'nothing struck'}: {result.ending}")
         if result.ending is Ending.BROKEN:
-            words = [word for one in result.planned for word in ("--inject", one)]
             self._say("\n".join(result.complaints))
-            command = shlex.join(["bamboo", "run", *self._training.options, *words])
-            self._say(f"kept in {folder}; again: {command} {shlex.join(self._training.command)}")
+            command = shlex.join(["bamboo", "run", *self._training.words(drawn)])
+            self._say(f"kept in {folder}; again: {command}")
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _kinds(text: str) -> tuple[How, ...]:
+def _words(options: Mapping[str, object]) -> tuple[str, ...]:
+    given = {name: value for name, value in options.items() if value is not None}
+    return tuple(word for name, value in given.items() for word in (name, str(value)))
+
+
+def _kinds(text: str) -> tuple[How | OnCoordinator, ...]:
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if unknown := [word for word in words if word not in LOSSES]:
-        raise UserError(f"--kinds {unknown[0]}: the kinds are {', '.join(LOSSES)}")
+    if unknown := [word for word in words if word not in KINDS]:
+        raise UserError(f"--kinds {unknown[0]}: the kinds are {', '.join(KINDS)}")
     if not words:
         raise UserError("--kinds: name at least one kind")
-    return tuple(map(How, words))
+    return tuple(kind for word in words for kind in KINDS if kind == word)
 
 
 def _check(args: argparse.Namespace) -> None:

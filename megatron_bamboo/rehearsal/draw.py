@@ -9,13 +9,42 @@ then say so.
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-from megatron_bamboo.agent.job import Injection, JobShape
-from megatron_bamboo.rehearsal.fault import Fault, How, Nth
+from megatron_bamboo.agent.job import Injection, JobShape, WriteFault
+from megatron_bamboo.membership.lives import next_life
+from megatron_bamboo.rehearsal.fault import LOSSES, Fault, How, Nth
 
 # How a loss follows the one before, with the parts that each has.
 _APART, _NEXT_STEP, _SAME_STEP = 0.6, 0.2, 0.2
-_BOTH_HOLDERS = 0.04
+_BOTH_HOLDERS = 0.02
+
+
+class OnCoordinator(StrEnum):
+    """What happens to the coordinator."""
+
+    KILL = "kill-coordinator"
+    """It is killed just before or just after it writes that an epoch ends, or a plan."""
+    STOP = "stop-coordinator"
+    """It is stopped, until another one has taken its place, and woken later."""
+
+
+KINDS: tuple[How | OnCoordinator, ...] = (*LOSSES, *OnCoordinator)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What strikes in one run."""
+
+    injections: tuple[Injection, ...]
+    write_faults: tuple[WriteFault, ...] = ()
+    stops: tuple[int, ...] = ()
+    """The steps in which the coordinator is stopped."""
+
+    @property
+    def injected(self) -> tuple[str, ...]:
+        """As ``bamboo run --inject`` takes them."""
+        return tuple(map(str, (*self.injections, *self.write_faults)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +52,18 @@ class Lottery:
     """What runs are drawn from."""
 
     shape: JobShape
-    kinds: Sequence[How]
+    kinds: Sequence[How | OnCoordinator]
     per_run: int
     """Faults of a run, at most."""
     apart: int
     """Steps after which a job has healed from a loss."""
+    num_standbys: int = 0
+    respawns: bool = False
+    """A lost node is started again, as a standby."""
 
-    def run(self, seed: int, number: int) -> tuple[Injection, ...]:
-        """The faults of the run of this number."""
-        return tuple(_Draw(self, random.Random(f"{seed} {number}"), number).faults())
+    def run(self, seed: int, number: int) -> Drawn:
+        """What strikes in the run of this number."""
+        return _Draw(self, random.Random(f"{seed} {number}"), number).all()
 
 
 class _Draw:
@@ -42,71 +74,98 @@ class _Draw:
         self._lot = lot
         # So that all kinds come equally often, whatever the seed.
         self._next_kind = number * lottery.per_run
-        size = lottery.shape.num_stages
-        self._pipelines = [
-            [f"node{pipeline * size + stage}" for stage in range(size)]
-            for pipeline in range(lottery.shape.num_pipelines)
-        ]
+        size, num_pipelines = lottery.shape.num_stages, lottery.shape.num_pipelines
+        names = [f"node{n}" for n in range(size * num_pipelines + lottery.num_standbys)]
+        self._pipelines = [names[p * size : (p + 1) * size] for p in range(num_pipelines)]
+        self._waiting = names[size * num_pipelines :]
+        """The standbys, in the order in which they take places."""
         self._recent: list[str] = []
         """Lost since the job was whole, as far as can be known."""
+        self._step = lottery.shape.start_step + lot.randint(2, 3)
+        self._injections: list[Injection] = []
+        self._write_faults: list[WriteFault] = []
+        self._stops: list[int] = []
 
-    def faults(self) -> Iterator[Injection]:
+    def all(self) -> Drawn:
         """One after another, until the run's last step is near or nobody can be spared."""
-        step = self._lottery.shape.start_step + self._lot.randint(2, 3)
         for _ in range(self._lottery.per_run):
-            node = self._victim()
-            if node is None or step >= self._lottery.shape.train_iters:
-                return
-            yield self._fault(node, step)
-            if self._lot.random() < _BOTH_HOLDERS:
-                yield self._fault(self._next_of(node), step)
-                return
-            self._lose(node)
-            step += self._gap()
+            if self._step >= self._lottery.shape.train_iters or not self._strike():
+                break
+        return Drawn(tuple(self._injections), tuple(self._write_faults), tuple(self._stops))
 
-    def _fault(self, node: str, step: int) -> Injection:
+    def _strike(self) -> bool:
+        """Draw one fault; whether more may follow."""
         kinds = self._lottery.kinds
-        how = kinds[self._next_kind % len(kinds)]
+        kind = kinds[self._next_kind % len(kinds)]
         self._next_kind += 1
-        return Injection(node, Fault(step, Nth(self._lot.randint(1, self._num_actions())), how))
+        match kind:
+            case OnCoordinator.KILL:
+                self._kill_coordinator()
+                return True
+            case OnCoordinator.STOP:
+                self._stops.append(self._step)
+                self._step += 1
+                return True
+            case _:
+                return self._lose_node(kind)
 
-    def _num_actions(self) -> int:
-        """About as many actions as a worker has in a step."""
-        shape = self._lottery.shape
-        return 4 * shape.num_microbatches * shape.num_chunks + 4
+    def _kill_coordinator(self) -> None:
+        """At a write of the next epoch that ends: each loss ends one."""
+        epoch = max(len(self._injections), len(self._write_faults))
+        key = self._lot.choice((f"ending/{epoch}", f"plan/{epoch + 1}"))
+        self._write_faults.append(WriteFault(self._lot.choice(("before", "after")), key))
 
-    def _victim(self) -> str | None:
-        """A node whose loss can be survived after the recent ones."""
-        spared = {neighbour for node in self._recent for neighbour in self._neighbours(node)}
-        free = [
-            node
-            for pipeline in self._pipelines
-            if len(pipeline) > 1
-            for node in pipeline
-            if node not in spared
-        ]
-        return self._lot.choice(free) if free else None
-
-    def _lose(self, node: str) -> None:
+    def _lose_node(self, how: How) -> bool:
+        free = list(self._survivable())
+        if not free:
+            return False
+        node = self._lot.choice(free)
+        self._injections.append(self._injection(node, how))
+        if self._lot.random() < _BOTH_HOLDERS:
+            self._injections.append(self._injection(self._next_of(node), how))
+            return False
         self._recent.append(node)
+        if self._lottery.respawns:
+            self._waiting.append(next_life(node))
+        self._go_on()
+        return True
 
-    def _gap(self) -> int:
-        """Steps to the next loss; where they are many the lost nodes' places are given away."""
+    def _injection(self, node: str, how: How) -> Injection:
+        shape = self._lottery.shape
+        # About as many actions as a worker has in a step.
+        actions = 4 * shape.num_microbatches * shape.num_chunks + 4
+        return Injection(node, Fault(self._step, Nth(self._lot.randint(1, actions)), how))
+
+    def _survivable(self) -> Iterator[str]:
+        """The nodes whose loss can be survived after the recent ones."""
+        spared = {neighbour for node in self._recent for neighbour in self._neighbours(node)}
+        for pipeline in self._pipelines:
+            if len(pipeline) > 1:
+                yield from (node for node in pipeline if node not in spared)
+
+    def _go_on(self) -> None:
+        """To the step of the next loss; if it is far off, lost nodes' places are given away."""
         apart = self._lottery.apart
         (way,) = self._lot.choices(("apart", "next", "same"), (_APART, _NEXT_STEP, _SAME_STEP))
-        if way == "apart":
-            for node in self._recent:
-                next(pipe for pipe in self._pipelines if node in pipe).remove(node)
-            self._recent.clear()
-            return apart + self._lot.randint(0, apart // 2)
-        return 1 if way == "next" else 0
+        if way != "apart":
+            self._step += way == "next"
+            return
+        for node in self._recent:
+            pipeline = self._pipeline_of(node)
+            place = pipeline.index(node)
+            pipeline[place : place + 1] = [self._waiting.pop(0)] if self._waiting else []
+        self._recent.clear()
+        self._step += apart + self._lot.randint(0, apart // 2)
 
     def _neighbours(self, node: str) -> set[str]:
         """A lost node, and those before and after it, without which its stages have no holder."""
-        pipeline = next(pipe for pipe in self._pipelines if node in pipe)
+        pipeline = self._pipeline_of(node)
         place, size = pipeline.index(node), len(pipeline)
         return {pipeline[(place + offset) % size] for offset in (-1, 0, 1)}
 
     def _next_of(self, node: str) -> str:
-        pipeline = next(pipe for pipe in self._pipelines if node in pipe)
+        pipeline = self._pipeline_of(node)
         return pipeline[(pipeline.index(node) + 1) % len(pipeline)]
+
+    def _pipeline_of(self, node: str) -> list[str]:
+        return next(pipeline for pipeline in self._pipelines if node in pipeline)

@@ -63,8 +63,8 @@ def _samples(run: RunRecord) -> Iterator[str]:
 
 
 def _plans(run: RunRecord) -> Iterator[str]:
-    """Whoever knows the plan of an epoch knows the same one [7]."""
-    digests: dict[int, set[str]] = {}
+    """Whoever knows the plan of an epoch knows the same one, as the store has it [7]."""
+    digests = {epoch: set(seen) for epoch, seen in run.plans.items()}
     for event in run.events.of("plan"):
         digests.setdefault(event["epoch"], set()).add(event["digest"])
     for epoch, found in digests.items():

@@ -6,7 +6,6 @@ is left behind is found.
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,19 +16,17 @@ from typing import IO
 
 import psutil
 
-from megatron_bamboo.agent.job import Injection, JobShape
+from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.rehearsal.fault import How
-from megatron_bamboo.rehearsal.record import Events, RunRecord, new_events
+from megatron_bamboo.rehearsal.bystander import Bystander
+from megatron_bamboo.rehearsal.draw import Drawn
+from megatron_bamboo.rehearsal.record import Events, RunRecord
 
 MARK = "BAMBOO_REHEARSAL"
 OUTPUT_FILE = "output.log"
 LOOK_SECONDS = 0.2
 END_SECONDS = 10.0
-SLEEP_LEASES = 2.0
-"""A stopped node is woken after so many leases."""
-_STOPPED_WHOLE = (How.STOP, How.STOP_AGENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,9 @@ class Training:
     """What is rehearsed."""
 
     options: tuple[str, ...]
-    """Those of ``bamboo run`` but for the job folder and the faults."""
+    """Those of ``bamboo run`` but for the job folder, spare nodes and faults."""
+    spare: tuple[str, ...]
+    """Its options about spare nodes."""
     command: tuple[str, ...]
     """The script and its flags."""
     deadline_seconds: float
@@ -47,25 +46,30 @@ class Training:
         """The command of the same training with nothing against losses."""
         return (*self.command, "--bamboo-redundancy", "none", "--bamboo-mirror-gradients", "0")
 
-    def run(self, folder: Path, injections: Sequence[Injection] = ()) -> RunRecord:
-        """Train once; the job folder is ``folder/job``.
+    def run(self, folder: Path, drawn: Drawn) -> RunRecord:
+        """Train once under faults; the job folder is ``folder/job``.
 
         Raises:
             UserError: the training itself was refused.
         """
-        inject = [word for one in injections for word in ("--inject", str(one))]
-        return self._run(folder, (*self.options, *inject), self.command)
+        return self._run(folder, self.words(drawn), drawn.stops)
+
+    def words(self, drawn: Drawn) -> tuple[str, ...]:
+        """What ``bamboo run`` is told, but for the job folder."""
+        inject = (word for one in drawn.injected for word in ("--inject", one))
+        return (*self.options, *self.spare, *inject, *self.command)
 
     def run_undisturbed(self, folder: Path) -> RunRecord:
         """Train once without faults and replicas."""
-        return self._run(folder, self.options, self.without_replicas())
+        return self._run(folder, (*self.options, *self.without_replicas()))
 
-    def _run(self, folder: Path, options: Sequence[str], command: Sequence[str]) -> RunRecord:
+    def _run(self, folder: Path, words: Sequence[str], stops: Sequence[int] = ()) -> RunRecord:
         folder.mkdir(parents=True)
         job_dir, output = folder / "job", folder / OUTPUT_FILE
-        words = [*("-m", "megatron_bamboo", "run"), *options, "--job-dir", str(job_dir), *command]
+        command = ("-m", "megatron_bamboo", "run", "--job-dir", str(job_dir), *words)
         with output.open("w") as file:
-            status = self._supervise(words, folder, job_dir, file)
+            bystander = Bystander(job_dir, stops)
+            status = self._supervise(command, folder, bystander, file)
         lines = output.read_text(errors="replace").splitlines()
         if status == Status.USER_ERROR:
             raise UserError("\n".join(lines[-3:]))
@@ -78,10 +82,13 @@ class Training:
             Status.FINISHED if finished else status,
             lines,
             tuple(_marked(folder)),
+            bystander.plans,
         )
 
-    def _supervise(self, words: Sequence[str], folder: Path, job_dir: Path, output: IO[str]) -> int:
-        """Start the launching process, wake what was stopped, and end what hangs; its status."""
+    def _supervise(
+        self, words: Sequence[str], folder: Path, bystander: Bystander, output: IO[str]
+    ) -> int:
+        """Start the launching process, look on, and end it where it hangs; its status."""
         process = subprocess.Popen(
             [sys.executable, *words],
             env=os.environ | {MARK: str(folder)},
@@ -91,40 +98,18 @@ class Training:
             start_new_session=True,
         )
         until = time.monotonic() + self.deadline_seconds
-        waker = Waker(job_dir)
         try:
             while (status := process.poll()) is None:
                 if time.monotonic() > until:
                     output.write(f"it hung: ended after {self.deadline_seconds:g} s\n")
                     break
-                waker.look()
+                bystander.look()
                 time.sleep(LOOK_SECONDS)
         finally:
             # Its nodes end with it, by the kernel.
             process.kill()
             process.wait(END_SECONDS)
         return Status.FAILED if status is None else status
-
-
-class Waker:
-    """Wakes stopped nodes when their job has long gone on: they must see that they are lost."""
-
-    def __init__(self, job_dir: Path) -> None:
-        self._job_dir = job_dir
-        self._places: dict[Path, int] = {}
-        self._asleep: list[tuple[float, int]] = []
-
-    def look(self) -> None:
-        """Look for what was stopped, and wake what has slept for long enough."""
-        now = time.monotonic()
-        for event in new_events(self._job_dir / "events", self._places, "fault"):
-            if event["how"] in _STOPPED_WHOLE:
-                lease = JobShape.read(self._job_dir).lease_seconds
-                self._asleep.append((event["time"] + SLEEP_LEASES * lease, event["group"]))
-        for due in [due for due in self._asleep if due[0] <= now]:
-            self._asleep.remove(due)
-            with contextlib.suppress(ProcessLookupError):  # it was ended, stopped or not
-                os.killpg(due[1], signal.SIGCONT)
 
 
 def _marked(folder: Path) -> Iterator[str]:

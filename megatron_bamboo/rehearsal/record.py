@@ -1,7 +1,7 @@
 """What a run has left to judge it by: its events, by kind, and how it ended."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -59,3 +59,5 @@ class RunRecord:
     """What it said."""
     left_behind: Sequence[str] = ()
     """Its processes that were there after its end."""
+    plans: Mapping[int, Set[str]] = field(default_factory=dict)
+    """By epoch the digests of the plans that were seen in the store."""

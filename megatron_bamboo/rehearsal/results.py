@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import megatron_bamboo
-from megatron_bamboo.agent.job import Injection
+from megatron_bamboo.agent.job import COORDINATOR
 from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.workers import node_of
+from megatron_bamboo.rehearsal.draw import Drawn, OnCoordinator
 from megatron_bamboo.rehearsal.record import RunRecord
 
 RESULTS_FILE = "results.jsonl"
@@ -59,7 +60,7 @@ class RunResult:
     def of(
         cls,
         number: int,
-        planned: Sequence[Injection],
+        planned: Drawn,
         run: RunRecord,
         complaints: Sequence[str],
         seconds: float,
@@ -68,7 +69,7 @@ class RunResult:
         survived = Ending.NO_HOLDER if run.status == Status.NO_HOLDER else Ending.EQUAL
         return cls(
             number,
-            tuple(map(str, planned)),
+            (*planned.injected, *(f"coordinator@iter{step}:stop" for step in planned.stops)),
             tuple(_strikes(run)),
             Ending.BROKEN if complaints else survived,
             tuple(complaints),
@@ -94,6 +95,10 @@ def _strikes(run: RunRecord) -> Iterator[Strike]:
         node = node_of(event["source"])
         seconds = noticed[node] - float(event["time"]) if node in noticed else None
         yield Strike(node, event["fault"], event["how"], seconds)
+    for event in run.events.of("coordinator_kill"):
+        yield Strike(COORDINATOR, event["fault"], OnCoordinator.KILL, None)
+    for event in run.events.of("coordinator_stop"):
+        yield Strike(COORDINATOR, f"iter{event['step']}:stop", OnCoordinator.STOP, None)
 
 
 def code_digest() -> str:

@@ -7,12 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_bamboo.agent.job import Injection, JobShape
-from megatron_bamboo.rehearsal.draw import Lottery
+from megatron_bamboo.agent.job import Injection, JobShape, WriteFault
+from megatron_bamboo.membership.lives import first_life
+from megatron_bamboo.rehearsal.draw import KINDS, Drawn, Lottery, OnCoordinator
 from megatron_bamboo.rehearsal.fault import LOSSES, Nth
 
 SHAPE = JobShape(4, 2, 4, "lazy", train_iters=60, global_batch_size=8)
 LOTTERY = Lottery(SHAPE, LOSSES, per_run=4, apart=12)
+LONG = Lottery(
+    JobShape(3, 2, 4, "lazy", train_iters=600, global_batch_size=8),
+    KINDS,
+    per_run=14,
+    apart=30,
+    num_standbys=2,
+    respawns=True,
+)
 
 
 def test_a_seed_replays() -> None:
@@ -20,17 +29,24 @@ def test_a_seed_replays() -> None:
     assert len({LOTTERY.run(seed, number) for seed in range(5) for number in range(5)}) > 20
 
 
+def kinds_of(drawn: Drawn) -> list[str]:
+    """What strikes, by kind."""
+    on_coordinator = [OnCoordinator.KILL] * len(drawn.write_faults)
+    on_coordinator += [OnCoordinator.STOP] * len(drawn.stops)
+    return [*(one.fault.how for one in drawn.injections), *on_coordinator]
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_all_kinds_come_about_equally_often(seed: int) -> None:
-    drawn = Counter(one.fault.how for n in range(200) for one in LOTTERY.run(seed, n))
-    assert drawn.keys() == set(LOSSES)
+    drawn = Counter(kind for n in range(200) for kind in kinds_of(LONG.run(seed, n)))
+    assert drawn.keys() == set(KINDS)
     assert max(drawn.values()) < 1.5 * min(drawn.values())
 
 
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(1, 3), st.integers(1, 6))
 def test_no_run_asks_for_what_cannot_be(seed: int, stages: int, pipes: int, per_run: int) -> None:
     shape = JobShape(stages, pipes, 4, "lazy", train_iters=40, global_batch_size=4 * pipes)
-    faults = Lottery(shape, LOSSES, per_run, apart=5).run(seed, 1)
+    faults = Lottery(shape, LOSSES, per_run, apart=5).run(seed, 1).injections
     nodes = [one.node for one in faults]
     assert len(set(nodes)) == len(nodes) <= per_run + 1
     assert set(nodes) <= {f"node{number}" for number in range(stages * pipes)}
@@ -41,10 +57,35 @@ def test_no_run_asks_for_what_cannot_be(seed: int, stages: int, pipes: int, per_
 @given(st.integers(0, 10**6))
 def test_only_the_last_two_losses_may_be_a_stages_both_holders(seed: int) -> None:
     """Before that a loss spares the neighbours of those that came just before it."""
-    faults = LOTTERY.run(seed, 1)
-    for one, next_one in pairwise(faults[:-1]):
+    for one, next_one in pairwise(LOTTERY.run(seed, 1).injections[:-1]):
         if step_of(next_one) - step_of(one) < LOTTERY.apart:
             assert not are_neighbours(one.node, next_one.node)
+
+
+@given(st.integers(0, 10**6))
+def test_where_places_are_taken_again_the_new_nodes_are_struck_too(seed: int) -> None:
+    nodes = [one.node for one in LONG.run(seed, 1).injections]
+    assert len(set(nodes)) == len(nodes)
+    assert {first_life(node) for node in nodes} <= {f"node{number}" for number in range(8)}
+
+
+def test_some_are_struck_in_a_later_life() -> None:
+    nodes = {one.node for n in range(50) for one in LONG.run(1, n).injections}
+    assert {"node6", "node0.2"} <= nodes
+
+
+@given(st.integers(0, 10**6))
+def test_each_coordinator_dies_at_a_write_that_is_still_to_come(seed: int) -> None:
+    drawn = LONG.run(seed, 1)
+    epochs = [epoch_of(fault) for fault in drawn.write_faults]
+    assert epochs == sorted(set(epochs))
+    assert list(drawn.stops) == sorted(set(drawn.stops))
+
+
+def epoch_of(fault: WriteFault) -> int:
+    """The epoch that ends with the write."""
+    what, _, number = fault.key.partition("/")
+    return int(number) - (what == "plan")
 
 
 def step_of(injection: Injection) -> int:

@@ -67,6 +67,11 @@ def test_what_is_not_as_it_must_be(events: list[Fields], lines: list[str], compl
     assert any(complaint in text for text in found(record(events, lines)))
 
 
+def test_the_store_must_have_held_the_same_plans() -> None:
+    assert found(replace(record(GOOD), plans={0: {"a"}})) == []
+    assert found(replace(record(GOOD), plans={0: {"a", "b"}})) == ["there are 2 plans of epoch 0"]
+
+
 def test_what_is_left_behind_is_named() -> None:
     assert found(replace(record(GOOD), left_behind=["python (17)"])) == ["left behind: python (17)"]
 
