@@ -1,8 +1,12 @@
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from launching import Launch
+
+# A store server beside a test is made as in the tests of membership.
+sys.path.append(str(Path(__file__).parent.parent / "membership"))
 
 
 @pytest.fixture

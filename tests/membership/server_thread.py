@@ -33,6 +33,11 @@ class ServerThread:
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(5)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was stopped."""
+        return self._loop.is_closed()
+
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(5)

@@ -1,0 +1,117 @@
+"""An agent's connection to one coordinator after the other."""
+
+import select
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_thread import ServerThread
+
+from megatron_bamboo.agent.link import CoordinatorLink
+from megatron_bamboo.agent.outcome import Outcome, Status
+from megatron_bamboo.membership.address import ADDRESS_FILE, Address
+from megatron_bamboo.membership.store_server import AgentLink
+from megatron_bamboo.observe.events import EventLog
+
+WAIT_SECONDS = 10.0
+STARTED = {"op": "started", "worker": "node0", "pid": 8}
+EXITED = {"op": "exited", "worker": "node0", "status": 1}
+Lead = Callable[[], "Coordinator"]
+
+
+class Coordinator:
+    """Keeps what one agent says to it."""
+
+    def __init__(self, folder: Path, generation: int) -> None:
+        self.links: list[AgentLink] = []
+        self.told: list[Mapping[str, Any]] = []
+        self.thread = ServerThread(self)
+        port = int(self.thread.address.rpartition(":")[2])
+        Address("127.0.0.1", port, generation).write(folder / ADDRESS_FILE)
+
+    def joined(self, link: AgentLink) -> None:
+        self.links.append(link)
+
+    def heard(self, link: AgentLink, message: Mapping[str, Any]) -> None:
+        self.told.append(message)
+
+    def closed(self, link: AgentLink) -> None:
+        pass
+
+
+@pytest.fixture
+def lead(tmp_path: Path) -> Iterator[Lead]:
+    """Start another coordinator; those before it still listen."""
+    started: list[Coordinator] = []
+
+    def start() -> Coordinator:
+        started.append(Coordinator(tmp_path, len(started) + 1))
+        return started[-1]
+
+    yield start
+    for coordinator in started:
+        if not coordinator.thread.is_stopped:
+            coordinator.thread.stop()
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> CoordinatorLink:
+    return make_link(tmp_path, patience_seconds=60.0)
+
+
+def make_link(folder: Path, patience_seconds: float) -> CoordinatorLink:
+    events = EventLog(folder / "events", "node0")
+    return CoordinatorLink("node0", str(folder / ADDRESS_FILE), folder, patience_seconds, events)
+
+
+def tend(link: CoordinatorLink, condition: Callable[[], bool]) -> bool:
+    """Do as an agent does until a condition holds; whether the link said that it is to end."""
+    until = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < until
+        if link.is_over():
+            return True
+        if link.fileno is not None:
+            poll = select.poll()
+            poll.register(link.fileno, select.POLLIN)
+            if poll.poll(20) and link.hear_stop():
+                return True
+    return False
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_all_that_was_reported_is_said_to_the_next_one_too(
+    lead: Lead, link: CoordinatorLink, ends: bool
+) -> None:
+    """The first one's connection ends, or it only says nothing any more."""
+    first = lead()
+    assert link.await_welcome()
+    link.report(STARTED)
+    assert not tend(link, lambda: first.told == [STARTED])
+    if ends:
+        first.thread.stop()
+        assert not tend(link, lambda: link.fileno is None)
+        link.report(EXITED)
+    second = lead()
+    said = [STARTED, EXITED] if ends else [STARTED]
+    assert not tend(link, lambda: second.told == said)
+    assert first.links[0].incarnation == second.links[0].incarnation != ""
+
+
+def test_the_end_is_a_word_or_a_file(lead: Lead, link: CoordinatorLink, tmp_path: Path) -> None:
+    first = lead()
+    assert link.await_welcome()
+    first.thread.call(first.links[0].send, {"op": "stop", "cause": "it hangs"})
+    assert tend(link, lambda: False)
+    first.thread.stop()
+    other = make_link(tmp_path, patience_seconds=60.0)
+    Outcome(Status.FINISHED).write(tmp_path)
+    assert not other.await_welcome()
+
+
+def test_patience_ends(tmp_path: Path) -> None:
+    began = time.monotonic()
+    assert not make_link(tmp_path, patience_seconds=0.3).await_welcome()
+    assert 0.3 <= time.monotonic() - began < WAIT_SECONDS
