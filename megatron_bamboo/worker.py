@@ -136,6 +136,7 @@ class Worker:
             read_costs(options.bamboo),
             tied=not options.model.untie_embeddings_and_output_weights,
             num_mirrors=options.bamboo.bamboo_mirror_gradients,
+            max_deferred=options.bamboo.bamboo_max_deferred,
             verifies_in=lambda step: self._verification.is_due(step),
         )
         self._ledger = CommitLedger(node)

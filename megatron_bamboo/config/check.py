@@ -75,6 +75,7 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
             "--bamboo-redundancy none or --pipeline-model-parallel-size 2 or more"
         )
     _check_mirrors(options.bamboo)
+    _check_deferred(options.bamboo)
     _check_replica_memory(options.bamboo)
     pipelines = num_nodes // stages
     _check_verification(options.bamboo, pipelines)
@@ -146,6 +147,14 @@ def _check_mirrors(options: BambooOptions) -> None:
         raise UserError(
             "--bamboo-mirror-gradients needs replicas to send to: use --bamboo-redundancy lazy, "
             "bubble or eager, or leave it out"
+        )
+
+
+def _check_deferred(options: BambooOptions) -> None:
+    if not 0 <= options.bamboo_max_deferred <= MAX_MICROBATCHES:
+        raise UserError(
+            f"--bamboo-max-deferred must be between 0 and {MAX_MICROBATCHES}, not "
+            f"{options.bamboo_max_deferred}"
         )
 
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from megatron_bamboo.schedule.redundancy import Redundancy
+from megatron_bamboo.schedule.schedule import MAX_MICROBATCHES
 
 
 class ReplicaMemory(StrEnum):
@@ -181,6 +182,11 @@ class BambooOptions:
         "each stage sends its replica the gradient so far, so often a step, so that a takeover "
         "repeats only the backward passes since (default: 0, never)",
         0,
+    )
+    bamboo_max_deferred: int = _option(
+        "gradients of a chunk that may wait in host memory to be summed in order while a takeover "
+        "runs later backward passes first, for which others wait (default: any number)",
+        MAX_MICROBATCHES,
     )
     bamboo_replica_memory: ReplicaMemory = _option(
         "where eager or bubble redundant forwards keep what their backwards would need: on the "

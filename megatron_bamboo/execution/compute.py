@@ -15,6 +15,7 @@ from torch import Tensor
 
 from megatron_bamboo.config import Layout, ReplicaMemory
 from megatron_bamboo.data.replay import ReplayedIterator
+from megatron_bamboo.execution.deferred import DeferredSums
 from megatron_bamboo.execution.errors import TrainingError
 from megatron_bamboo.execution.mailbox import Mailbox, Message
 from megatron_bamboo.execution.step_state import StepState
@@ -51,6 +52,7 @@ class Compute:
         self.host_memory = HostMemory()
         self.saved, self.saved_redundant = SavedStorages(), SavedStorages()
         """What forwards keep on the device until their backwards, if it is counted."""
+        self._sums = DeferredSums(stages)
         self._forward_step: ForwardStepFunc | None = None
         self._data: ReplayedIterator | None = None
 
@@ -58,6 +60,7 @@ class Compute:
         """Take up a step's microbatches and what is done with each; forget the gradients of the
         step before, on replicas too."""
         self._data, self._forward_step = ReplayedIterator(data), forward_step
+        self._sums.start_step()
         for stage in self._stages.values():
             stage.start_step()
 
@@ -88,10 +91,16 @@ class Compute:
         config = self._stages[action.stage].chunks[action.chunk].config
         # What is recomputed draws the masks of this microbatch again.
         self._set_context(action, state.step)
-        input_gradient = backward_step(input_tensor, output, gradient, None, config)
+        with self._sums.backward(action):
+            input_gradient = backward_step(input_tensor, output, gradient, None, config)
         if input_gradient is not None:
             # As it goes over the wire, so that a local neighbour computes the same bits.
             state.input_gradients[action] = input_gradient.contiguous()
+
+    def go_on_from(self, mirror: Action) -> None:
+        """The gradients of a chunk are those of a mirror now."""
+        assert mirror.chunk is not None and mirror.microbatch is not None
+        self._sums.go_on_after(mirror.stage, mirror.chunk, mirror.microbatch)
 
     def _run(
         self, forward: Action, schedule: Schedule, state: StepState, input_tensor: Tensor | None

@@ -134,6 +134,7 @@ class PlanFollower:
         for mirror in self._view.adopted:
             tensor = self._performer.take(Message(step, mirror), "its sender")
             parts.mirrors.adopt(mirror, tensor, self._course.state)
+            parts.compute.go_on_from(mirror)
             parts.events.emit(
                 "mirror",
                 stage=mirror.stage,

@@ -14,7 +14,12 @@ from megatron_bamboo.schedule.costs import Costs
 from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.mirrors import covered_by, mirrored_microbatches
 from megatron_bamboo.schedule.redundancy import Redundancy
-from megatron_bamboo.schedule.schedule import Program, Schedule, count_promoted
+from megatron_bamboo.schedule.schedule import (
+    MAX_MICROBATCHES,
+    Program,
+    Schedule,
+    count_promoted,
+)
 from megatron_bamboo.schedule.steady import steady_schedule
 from megatron_bamboo.schedule.tail import (
     Move,
@@ -75,6 +80,7 @@ class PipelineView:
         costs: Costs,
         tied: bool,
         num_mirrors: int = 0,
+        max_deferred: int = MAX_MICROBATCHES,
         verifies_in: Callable[[int], bool] = lambda step: False,
     ) -> None:
         self.node = node
@@ -89,6 +95,7 @@ class PipelineView:
         self._redundancy = redundancy
         self._costs = costs
         self._num_mirrors = num_mirrors
+        self._max_deferred = max_deferred
         self._verifies_in = verifies_in
         self.moving_step = 0
         """The newest step in which state moves, in any pipeline; 0: there has been none."""
@@ -258,7 +265,7 @@ class PipelineView:
     def _begin_anew(self) -> None:
         pipeline = self.pipeline
         # The schedule of whole steps, before the losses below.
-        self._steady = steady_schedule(
+        steady = steady_schedule(
             self._compute,
             pipeline.placement(),
             pipeline.replica_ranks(),
@@ -266,6 +273,7 @@ class PipelineView:
             self._costs,
             self._num_mirrors,
         )
+        self._steady = replace(steady, max_deferred=self._max_deferred)
         self.in_force = self._steady
         self._losses: list[_Loss] = []  # since the last step began
         self._awaited: _Awaited | None = None

@@ -30,6 +30,8 @@ class Schedule:
     num_microbatches: int
     num_mirrors: int = 0
     """How often a stage sends its replica the gradient of each chunk so far."""
+    max_deferred: int = MAX_MICROBATCHES
+    """Of a stage that was taken over, how many gradients of a chunk may wait for earlier ones."""
 
     @property
     def num_stages(self) -> int:

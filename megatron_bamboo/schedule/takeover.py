@@ -2,17 +2,20 @@
 
 The victim's stage is given to its shadow, what survivors have done counts as done, what remains is
 ordered and lowered again. Nothing that a survivor has computed is thrown away. The victim's
-accumulated gradient is gone, so its backwards run again, but for those that a mirror covers.
+accumulated gradient is gone, so its backwards run again, but for those that a mirror covers. Those
+whose gradient is upstream already are only missing in the sum: nobody waits for them, and backwards
+that others wait for may run before them.
 
 All survivors call ``take_over`` with the same published progress and so get the same schedule. It
 may be older than the truth: then more remains in the schedule than need be, in an order that still
 holds, and messages that arrive twice are dropped by their receiver.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from megatron_bamboo.schedule.actions import RECEIVE_OPS, SEND_OPS, Action
+from megatron_bamboo.schedule.actions import RECEIVE_OPS, SEND_OPS, Action, Op
 from megatron_bamboo.schedule.generate import stage_program
 from megatron_bamboo.schedule.lower import lower, without_messages
 from megatron_bamboo.schedule.merge import merge_streams
@@ -49,7 +52,7 @@ def take_over(schedule: Schedule, victim_rank: int, progress: Mapping[int, Progr
     done = known.done | covered_by(mirrors_used(schedule, victim_rank, progress))
     finished = count_promoted(placed, done)
     streams = [
-        _streams_of(schedule, placed, rank, finished) for rank in range(len(placed.programs))
+        _streams_of(schedule, placed, rank, finished, known) for rank in range(len(placed.programs))
     ]
     merged = replace(placed, programs=merge_streams(placed, streams, known.received))
     return lower(merged, done, known.received)
@@ -106,14 +109,42 @@ def _give_to_shadow(schedule: Schedule, victim_rank: int) -> Schedule:
 
 
 def _streams_of(
-    schedule: Schedule, placed: Schedule, rank: int, finished: Actions
+    schedule: Schedule, placed: Schedule, rank: int, finished: Actions, known: Progress
 ) -> tuple[Program, ...]:
-    """What remains for a rank: stages that it takes over first, then its own program."""
+    """What remains for a rank: of stages that it takes over, what others wait for and what only
+    the sum lacks, then its own program."""
     taken = [s for s in placed.stages_of(rank) if schedule.placement[s] != rank]
     shape = (placed.num_stages, placed.num_chunks, placed.num_microbatches)
-    moved = [stage_program(stage, *shape) for stage in taken]
+    moved = [
+        part
+        for stage in taken
+        for part in _parts_of(schedule, stage_program(stage, *shape), finished, known)
+    ]
     own = () if rank not in placed.live_ranks else without_messages(schedule.programs[rank])
     return tuple(
         tuple(a for a in stream if a not in finished and placed.rank_of(a) == rank)
         for stream in (*moved, own)
     )
+
+
+def _parts_of(
+    schedule: Schedule, program: Program, finished: Actions, known: Progress
+) -> tuple[Program, Program]:
+    """A moved stage's program: what others wait for, and what nobody does."""
+    delivered = known.done | known.received
+    awaited, deferred = set(), Counter[int | None]()
+    for action in program:
+        backward = action.with_op(Op.B)
+        if action.op is not Op.B or action in finished or _is_upstream(schedule, action, delivered):
+            continue
+        if deferred[action.chunk] < schedule.max_deferred:
+            deferred[action.chunk] += 1
+            awaited |= {backward, backward.with_op(Op.F)}
+    first = tuple(action for action in program if action in awaited)
+    return first, tuple(action for action in program if action not in awaited)
+
+
+def _is_upstream(schedule: Schedule, backward: Action, delivered: Actions) -> bool:
+    """Whether the stage that waits for a backward's gradient has it, or there is none."""
+    receive = schedule.upstream(backward, Op.RECV_B)
+    return receive is None or bool({receive, receive.with_op(Op.B)} & delivered)

@@ -4,7 +4,8 @@ A worker runs its program in order, sends without waiting, and blocks in a recei
 rules the schedule is run here once, symbolically. An error shows the programs around its place.
 """
 
-from collections import Counter
+import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from megatron_bamboo.schedule.actions import (
@@ -138,18 +139,39 @@ def _check_pairs(schedule: Schedule, finished: Actions) -> None:
 
 
 def _check_backward_order(schedule: Schedule, finished: Actions) -> None:
-    """Gradients are summed in ascending order, so that a takeover changes no bit."""
-    done = (action for action in finished if action.op is Op.B)
-    summed = Counter((action.stage, action.chunk) for action in done)
+    """Gradients are summed in ascending order, so that a takeover changes no bit.
+
+    Where a stage was taken over and has no replica, to which mirrors of a sum would go, some may
+    wait for earlier ones.
+    """
+    done: dict[tuple[int, int | None], set[int]] = defaultdict(set)
+    for action in finished:
+        if action.op is Op.B:
+            done[action.stage, action.chunk].add(_microbatch(action))
     for rank, place, action in _positions(schedule):
         if action.op not in (Op.B, Op.SEND_MIRROR):
             continue
-        unit = (action.stage, action.chunk)
+        summed = done[action.stage, action.chunk]
         is_mirror = action.op is Op.SEND_MIRROR
-        if action.microbatch != summed[unit] - is_mirror:
-            reason = f"{action} comes where microbatch {summed[unit]} is next"
+        next_one, may_be_later = len(summed), False
+        if _may_defer(schedule, action.stage):
+            next_one = next(m for m in itertools.count() if m not in summed)
+            may_be_later = sum(m > next_one for m in summed) < schedule.max_deferred
+        ahead = _microbatch(action) - (next_one - is_mirror)
+        if ahead < 0 or (ahead > 0 and not may_be_later):
+            reason = f"{action} comes where microbatch {next_one} is next"
             raise ScheduleError(schedule, rank, place, reason)
-        summed[unit] += not is_mirror
+        if not is_mirror:
+            summed.add(_microbatch(action))
+
+
+def _may_defer(schedule: Schedule, stage: int) -> bool:
+    return schedule.placement[stage] != stage and schedule.replicas[stage] is None
+
+
+def _microbatch(action: Action) -> int:
+    assert action.microbatch is not None
+    return action.microbatch
 
 
 def _run(schedule: Schedule, finished: Actions, received: Actions) -> None:

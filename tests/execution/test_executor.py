@@ -82,6 +82,8 @@ class FakeCompute:
     def forward(self, action: Action, schedule: object, state: Any) -> None:
         state.outputs[action.with_op(Op.F)] = torch.zeros(1)
 
+    def go_on_from(self, mirror: Action) -> None: ...
+
     def backward(self, action: Action, schedule: object, state: Any) -> None:
         state.input_gradients[action] = torch.zeros(1)
 

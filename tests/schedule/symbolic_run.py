@@ -25,6 +25,8 @@ class SymbolicRun:
         self.inbox: list[set[Action]] = [set() for _ in ranks]
         self.values: list[set[Action]] = [set() for _ in ranks]
         self.gradients: list[dict[tuple[int, int], list[int]]] = [{} for _ in ranks]
+        self.waiting: list[dict[tuple[int, int], set[int]]] = [{} for _ in ranks]
+        self.most_waiting = 0
         self.mirrors: list[dict[Action, list[int]]] = [{} for _ in ranks]
         self.covered: set[Action] = set()
         self.under_way: list[tuple[int, int, Action, list[int]]] = []
@@ -56,6 +58,7 @@ class SymbolicRun:
         self.mirrors[victim].clear()
         self.values[victim].clear()
         self.gradients[victim].clear()
+        self.waiting[victim].clear()
         self._disconnect(victim)
 
     def go_on(self, victim: int, views: Mapping[int, Schedule]) -> None:
@@ -92,7 +95,8 @@ class SymbolicRun:
             for action in self.programs[self.schedule.placement[stage]]
             if (action.stage, action.chunk, action.op) == (stage, chunk, Op.B)
         )
-        return next((m for m in left if m is not None), self.schedule.num_microbatches)
+        known = (m for m in left if m is not None)
+        return min(known, default=self.schedule.num_microbatches)
 
     def _adopt(self, stage: int, chunk: int) -> None:
         """A shadow whose program does not begin with the first backward must have the rest."""
@@ -166,14 +170,23 @@ class SymbolicRun:
             has_gradient = above is None or above in values or receive in inbox
             assert has_gradient, f"{action} without its gradient"
             assert action.chunk is not None and action.microbatch is not None
-            chunk = (action.stage, action.chunk)
-            self.gradients[rank].setdefault(chunk, []).append(action.microbatch)
+            self._sum(rank, (action.stage, action.chunk), action.microbatch)
         else:
             forward = action.with_op(Op.F)
             below, receive = self._virtual_neighbour(forward, -1), action.with_op(Op.RECV_F)
             has_input = below is None or below in values or receive in inbox
             assert has_input, f"{action} without its input"
         values.add(action.with_op(Op.F) if action.op is Op.RF else action)
+
+    def _sum(self, rank: int, chunk: tuple[int, int], microbatch: int) -> None:
+        """Add a gradient, and those that waited for it; or let it wait."""
+        summed = self.gradients[rank].setdefault(chunk, [])
+        waiting = self.waiting[rank].setdefault(chunk, set())
+        waiting.add(microbatch)
+        while len(summed) in waiting:
+            waiting.remove(len(summed))
+            summed.append(len(summed))
+        self.most_waiting = max(self.most_waiting, len(waiting))
 
     def _virtual_neighbour(self, action: Action, distance: int) -> Action | None:
         """The same work at the virtual stage before or after; None beyond the model's ends."""

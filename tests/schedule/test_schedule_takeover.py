@@ -39,13 +39,15 @@ class Case:
     num_microbatches: int
     mode: Redundancy
     num_mirrors: int
+    max_deferred: int
     victim: int
     num_events: int
     seed: int
 
     def schedule(self) -> Schedule:
         sizes = (self.num_stages, self.num_chunks, self.num_microbatches)
-        return protected(*sizes, self.mode, self.num_mirrors)
+        made = protected(*sizes, self.mode, self.num_mirrors)
+        return replace(made, max_deferred=self.max_deferred)
 
 
 @st.composite
@@ -59,6 +61,7 @@ def cases(draw: st.DrawFn, min_stages: int = 2) -> Case:
         num_microbatches,
         draw(st.sampled_from(MODES)),
         draw(st.integers(0, 5)),
+        draw(st.integers(0, 9)),
         draw(st.integers(0, num_stages - 1)),
         draw(st.integers(0, num_events_of(num_stages, num_chunks, num_microbatches))),
         draw(st.integers(0, 2**16)),
@@ -110,6 +113,7 @@ def assert_all_gradients(run: SymbolicRun) -> None:
     for stage, rank in enumerate(run.schedule.placement):
         for chunk in range(run.schedule.num_chunks):
             assert run.gradients[rank][stage, chunk] == everything, f"{stage}.{chunk} on {rank}"
+    assert run.most_waiting <= run.schedule.max_deferred
 
 
 def assert_only_redone(run: SymbolicRun, lost: set[int]) -> None:
