@@ -40,7 +40,7 @@ with quiet_megatron_import():
     from megatron_bamboo.execution.epochs import FENCED_STATUS
     from megatron_bamboo.execution.errors import TrainingError
     from megatron_bamboo.execution.whereabouts import Limits, Whereabouts
-    from megatron_bamboo.model import cpu, footprints
+    from megatron_bamboo.model import cpu
     from megatron_bamboo.model.config import core_transformer_config_from_args
     from megatron_bamboo.model.layer_spec import gpt_layer_spec
     from megatron_bamboo.model.profile import profile, table
@@ -192,6 +192,9 @@ def _profile(script: Script, options: Options, layout: Layout) -> None:
 
 def _say_memory(script: Script, options: Options, layout: Layout) -> None:
     """Say what each worker will need, from shapes alone."""
+    # Made with parts of torch that may change: no training depends on them.
+    from megatron_bamboo.model import footprints
+
     _prepare_torch()
     vocab = get_args().padded_vocab_size
     nodes = footprints.predict(options, layout, vocab, script.model, script.forward_step)

@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 from megatron_bamboo.agent.environment import WorkerEnvironment
 from megatron_bamboo.checkpoint.checkpoints import Checkpoints
 from megatron_bamboo.checkpoint.common import plain_args
-from megatron_bamboo.config import Layout, Options, read_costs
+from megatron_bamboo.config import Layout, Options, ReplicaMemory, read_costs
 from megatron_bamboo.config.emulation import EMULATED
 from megatron_bamboo.data.fingerprint import fingerprint
 from megatron_bamboo.data.gpt_dataset import read_microbatch
@@ -349,7 +349,8 @@ class Worker:
             self._options.bamboo.bamboo_account_memory,
         )
         if self._options.bamboo.bamboo_account_memory:
-            self._account = MemoryAccount(worker, self._stages, compute, self._transport)
+            on_host = self._options.bamboo.bamboo_replica_memory is ReplicaMemory.HOST
+            self._account = MemoryAccount(worker, self._stages, compute, self._transport, on_host)
         return Parts(
             worker=worker,
             layout=self._layout,

@@ -18,19 +18,29 @@ from megatron_bamboo.model.stage import Stage
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.planner.plan import PipelinePlan
 from megatron_bamboo.schedule.actions import Action
-from megatron_bamboo.schedule.footprint import Category
+from megatron_bamboo.schedule.footprint import Category, held_by_device
 
 
 class MemoryAccount:
-    """The account of one worker."""
+    """The account of one worker.
+
+    Args:
+        on_host: what redundant forwards save is in host memory: the peak is that of the device.
+    """
 
     def __init__(
-        self, worker: str, stages: Mapping[int, Stage], compute: Compute, transport: Transport
+        self,
+        worker: str,
+        stages: Mapping[int, Stage],
+        compute: Compute,
+        transport: Transport,
+        on_host: bool,
     ) -> None:
         self._worker = worker
         self._stages = stages
         self._compute = compute
         self._transport = transport
+        self._on_host = on_host
         self._peak: Counter[Category] = Counter()
         self._largest: Counter[Category] = Counter()
         self._where = ""
@@ -39,7 +49,7 @@ class MemoryAccount:
         """Count what there is after an action."""
         now = self._count(pipeline, state)
         self._largest |= now
-        if now.total() > self._peak.total():
+        if held_by_device(now, self._on_host) > held_by_device(self._peak, self._on_host):
             self._peak, self._where = now, f"{action} of step {state.step}"
 
     def say(self, events: EventLog) -> None:

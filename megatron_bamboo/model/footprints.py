@@ -1,12 +1,12 @@
 """What each worker of a run will need in memory, before it runs."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_bamboo.config import Layout, Options, ReplicaMemory, read_costs
 from megatron_bamboo.model.shapes import message_bytes, stage_sizes
-from megatron_bamboo.schedule.footprint import Category, Footprint, footprint
+from megatron_bamboo.schedule.footprint import Category, Footprint, footprint, held_by_device
 from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.lower import lower
 from megatron_bamboo.schedule.redundancy import add_redundancy
@@ -40,13 +40,14 @@ def predict(
     """
     sizes = stage_sizes(options, layout, vocab, provider, forward_step)
     schedule = _schedule(options, layout)
-    keeps = options.bamboo.bamboo_replica_memory is not ReplicaMemory.RECOMPUTE
+    memory = options.bamboo.bamboo_replica_memory
+    keeps, on_host = memory is not ReplicaMemory.RECOMPUTE, memory is ReplicaMemory.HOST
     message = message_bytes(options, layout)
     return tuple(
         NodeFootprint(
             stage,
             next(iter(schedule.replicas_of(stage)), None),
-            footprint(schedule, stage, sizes, message, keeps),
+            footprint(schedule, stage, sizes, message, keeps, on_host),
         )
         for stage in range(layout.num_stages)
     )
@@ -54,14 +55,20 @@ def predict(
 
 def table(nodes: Sequence[NodeFootprint], options: Options) -> Iterator[str]:
     """What is needed, in Markdown: at the peak, and each category when it takes most."""
+    on_host = options.bamboo.bamboo_replica_memory is ReplicaMemory.HOST
+    heads = ["stage", "replica of", *Category]
     yield "At the peak, in MB for each worker:"
-    yield from _rows(nodes, lambda node: node.needs.at_peak, is_whole=True)
+    yield from _head([*heads, "together"])
+    for node in nodes:
+        yield _row(node, node.needs.at_peak, held_by_device(node.needs.at_peak, on_host))
     yield ""
     yield "Each when it takes most:"
-    yield from _rows(nodes, lambda node: node.needs.largest, is_whole=False)
-    if options.bamboo.bamboo_replica_memory is ReplicaMemory.HOST:
+    yield from _head(heads)
+    for node in nodes:
+        yield _row(node, node.needs.largest)
+    if on_host:
         yield ""
-        yield "Redundant activations are in host memory."
+        yield "Redundant activations are in host memory, and not in what is together."
 
 
 def to_json(nodes: Sequence[NodeFootprint]) -> str:
@@ -89,17 +96,12 @@ def _schedule(options: Options, layout: Layout) -> Schedule:
     return add_tail(lower(protected), is_tied, layout.num_shards > 1)
 
 
-def _rows(
-    nodes: Sequence[NodeFootprint],
-    sizes_of: Callable[[NodeFootprint], Mapping[Category, int]],
-    is_whole: bool,
-) -> Iterator[str]:
-    names = ["stage", "replica of", *Category, *["together"] * is_whole]
+def _head(names: Sequence[str]) -> Iterator[str]:
     yield f"| {' | '.join(names)} |"
     yield f"|{' ---: |' * len(names)}"
-    for node in nodes:
-        sizes = [sizes_of(node)[category] for category in Category]
-        sizes += [sum(sizes)] * is_whole
-        replica = "" if node.replica is None else str(node.replica)
-        cells = [str(node.stage), replica, *(f"{size / _MEGABYTE:,.1f}" for size in sizes)]
-        yield f"| {' | '.join(cells)} |"
+
+
+def _row(node: NodeFootprint, sizes: Mapping[Category, int], *more: int) -> str:
+    replica = "" if node.replica is None else str(node.replica)
+    numbers = (f"{size / _MEGABYTE:,.1f}" for size in (*map(sizes.__getitem__, Category), *more))
+    return f"| {' | '.join([str(node.stage), replica, *numbers])} |"

@@ -58,16 +58,11 @@ class Footprint:
     """What one worker needs, by category."""
 
     at_peak: Mapping[Category, int]
-    """When all together take most."""
+    """When the device holds most."""
     largest: Mapping[Category, int]
     """Each when it takes most by itself."""
     where: Action
     """The action after which the peak is."""
-
-    @property
-    def total(self) -> int:
-        """At the peak."""
-        return sum(self.at_peak.values())
 
 
 def footprint(
@@ -76,6 +71,7 @@ def footprint(
     stages: Sequence[StageSizes],
     message: int,
     keeps_redundant: bool = True,
+    on_host: bool = False,
 ) -> Footprint:
     """What a rank needs in a step of a schedule with its tail.
 
@@ -83,12 +79,18 @@ def footprint(
         stages: the sizes of every stage of the pipeline.
         message: an output of a chunk, and a gradient of one.
         keeps_redundant: whether redundant forwards save anything.
+        on_host: what they save is in host memory.
     """
-    walk = _Walk(schedule, rank, stages, message, keeps_redundant)
+    walk = _Walk(schedule, rank, stages, message, keeps_redundant, on_host)
     # After a new plan, and in the second step, what was sent in the step before is kept, too.
     walk.run()
     walk.now[Category.MESSAGES] = walk.sent
     return walk.run()
+
+
+def held_by_device(sizes: Mapping[Category, int], on_host: bool) -> int:
+    """All together, without redundant activations if these are in host memory."""
+    return sum(sizes.values()) - (sizes.get(Category.REDUNDANT, 0) if on_host else 0)
 
 
 class _Walk:
@@ -101,12 +103,14 @@ class _Walk:
         stages: Sequence[StageSizes],
         message: int,
         keeps_redundant: bool,
+        on_host: bool,
     ) -> None:
         self._schedule = schedule
         self._program = schedule.programs[rank]
         self._stages = stages
         self._message = message
         self._keeps_redundant = keeps_redundant
+        self._on_host = on_host
         own = [stages[stage] for stage in schedule.stages_of(rank)]
         replicas = [stages[stage] for stage in schedule.replicas_of(rank)]
         self.now: Counter[Category] = Counter(
@@ -124,7 +128,7 @@ class _Walk:
         self.sent = 0
         mirrors: Counter[tuple[int, int | None]] = Counter()
         largest: Counter[Category] = Counter()
-        peak, where = Counter[Category](), self._program[0]
+        peak, most, where = Counter[Category](), 0, self._program[0]
         for action in self._program:
             if action.op is Op.RECV_MIRROR:
                 kept = (action.stage, action.chunk)
@@ -133,8 +137,8 @@ class _Walk:
                     continue
             self._perform(action)
             largest |= self.now
-            if self.now.total() > peak.total():
-                peak, where = self.now.copy(), action
+            if (held := held_by_device(self.now, self._on_host)) > most:
+                peak, most, where = self.now.copy(), held, action
         return Footprint(_by_category(peak), _by_category(largest), where)
 
     def _perform(self, action: Action) -> None:
