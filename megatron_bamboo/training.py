@@ -203,8 +203,19 @@ def _say_memory(script: Script, options: Options, layout: Layout) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
+def _check_links(script: Script, options: Options, layout: Layout) -> None:
+    """Refuse mirrors that the links cannot carry."""
+    if options.bamboo.bamboo_mirror_gradients:
+        from megatron_bamboo.model import footprints
+
+        _prepare_torch()
+        vocab = get_args().padded_vocab_size
+        footprints.check_links(options, layout, vocab, script.model, script.forward_step)
+
+
 def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) -> None:
     """Check the data, build its indices, and tell the launcher the job's shape."""
+    _check_links(script, options, layout)
     dataset = prepare_data(script.datasets, options, layout)
     start = prepare_checkpoints(
         options.checkpoint, plain_args(get_args()), partial(fingerprint, dataset)

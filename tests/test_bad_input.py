@@ -27,6 +27,12 @@ CASES = {
     "a batch that does not divide": (NODES, "--global-batch-size 15", "make it a multiple of 2"),
     "nodes that do not divide": (6, "", "6 nodes do not make whole pipelines of 4 stages"),
     "an unsupported flag": (NODES, "--async-save", "--async-save: "),
+    "mirrors that a link cannot carry": (
+        NODES,
+        "--transformer-impl emulated --bamboo-emulated-forward-ms 4 --bamboo-emulated-backward-ms "
+        "8 --bamboo-emulated-bandwidth 1 --bamboo-mirror-gradients 2",
+        "--bamboo-mirror-gradients 2: at 1 MB/s a mirror of stage 0 has ",
+    ),
     "an unusable data file": (NODES, "", "text.idx is not an index that Megatron wrote"),
 }
 

@@ -205,6 +205,21 @@ def test_what_megatron_has_and_we_have_not_is_refused_by_name(
             "--bamboo-mirror-gradients must be between 0 and 16384, not -1",
         ),
         (
+            "--bamboo-link-bandwidth 0 --pipeline-model-parallel-size 2",
+            2,
+            "--bamboo-link-bandwidth must be between 0.001 and 1e+06 MB/s, not 0",
+        ),
+        (
+            "--bamboo-link-bandwidth 1250 --pipeline-model-parallel-size 2",
+            2,
+            "--bamboo-link-bandwidth needs to know what forwards and backwards take: give --bamboo",
+        ),
+        (
+            "--bamboo-max-deferred -1 --pipeline-model-parallel-size 2",
+            2,
+            "--bamboo-max-deferred must be between 0 and 16384, not -1",
+        ),
+        (
             "--bamboo-replica-memory host --pipeline-model-parallel-size 2",
             2,
             "--bamboo-replica-memory host is about forwards that run before a loss: use",

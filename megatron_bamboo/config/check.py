@@ -5,7 +5,11 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from megatron_bamboo.config.emulation import check_emulation
+from megatron_bamboo.config.emulation import (
+    LARGEST_BANDWIDTH,
+    LEAST_BANDWIDTH,
+    check_emulation,
+)
 from megatron_bamboo.config.layout import Layout
 from megatron_bamboo.config.options import (
     BambooOptions,
@@ -76,6 +80,7 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
         )
     _check_mirrors(options.bamboo)
     _check_deferred(options.bamboo)
+    _check_bandwidth(options.bamboo)
     _check_replica_memory(options.bamboo)
     pipelines = num_nodes // stages
     _check_verification(options.bamboo, pipelines)
@@ -147,6 +152,22 @@ def _check_mirrors(options: BambooOptions) -> None:
         raise UserError(
             "--bamboo-mirror-gradients needs replicas to send to: use --bamboo-redundancy lazy, "
             "bubble or eager, or leave it out"
+        )
+
+
+def _check_bandwidth(options: BambooOptions) -> None:
+    bandwidth = options.bamboo_link_bandwidth
+    if bandwidth is None:
+        return
+    if not LEAST_BANDWIDTH <= bandwidth <= LARGEST_BANDWIDTH:
+        raise UserError(
+            f"--bamboo-link-bandwidth must be between {LEAST_BANDWIDTH:g} and "
+            f"{LARGEST_BANDWIDTH:g} MB/s, not {bandwidth:g}"
+        )
+    if options.bamboo_costs is None:
+        raise UserError(
+            "--bamboo-link-bandwidth needs to know what forwards and backwards take: give "
+            "--bamboo-costs FILE, which bamboo profile writes"
         )
 
 

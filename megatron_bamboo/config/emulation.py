@@ -3,8 +3,10 @@
 With them the schedule of a large model runs on a small machine: see ``model/emulated.py``.
 """
 
+from megatron_bamboo.config.layout import Layout
 from megatron_bamboo.config.options import BambooOptions, ModelOptions, flag_of
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.schedule.costs import Costs
 
 EMULATED = "emulated"
 LONGEST_MS = 60_000.0
@@ -29,6 +31,19 @@ def layer_seconds(text: str, num_layers: int) -> tuple[float, ...]:
     if len(times) not in (1, num_layers):
         raise ValueError(f"there are {len(times)} times for {num_layers} layers: {due}")
     return times * num_layers if len(times) == 1 else times
+
+
+def emulated_costs(model: ModelOptions, bamboo: BambooOptions, layout: Layout) -> Costs:
+    """What each stage's chunks take, in seconds; for options that are in order."""
+    forward, backward = (layer_seconds(getattr(bamboo, n), model.num_layers) for n in _TIMES)
+    return Costs(*(_by_chunk(times, layout) for times in (forward, backward)))
+
+
+def _by_chunk(times: tuple[float, ...], layout: Layout) -> tuple[tuple[float, ...], ...]:
+    """Chunks hold layers in turn: the first chunk of each stage, then the second of each."""
+    size = len(times) // (layout.num_stages * layout.num_chunks)
+    sums = [sum(times[first : first + size]) for first in range(0, len(times), size)]
+    return tuple(tuple(sums[stage :: layout.num_stages]) for stage in range(layout.num_stages))
 
 
 def check_emulation(model: ModelOptions, bamboo: BambooOptions) -> None:

@@ -183,6 +183,11 @@ class BambooOptions:
         "repeats only the backward passes since (default: 0, never)",
         0,
     )
+    bamboo_link_bandwidth: float | None = _option(
+        "MB/s that the link of a node brings it: mirrored gradients that it cannot carry are "
+        "refused (needs --bamboo-costs; with emulated layers it is their bandwidth)",
+        None,
+    )
     bamboo_max_deferred: int = _option(
         "gradients of a chunk that may wait in host memory to be summed in order while a takeover "
         "runs later backward passes first, for which others wait (default: any number)",

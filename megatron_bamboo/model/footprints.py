@@ -5,9 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_bamboo.config import Layout, Options, ReplicaMemory, read_costs
+from megatron_bamboo.config.emulation import EMULATED, emulated_costs
+from megatron_bamboo.errors import UserError
 from megatron_bamboo.model.shapes import message_bytes, stage_sizes
 from megatron_bamboo.schedule.footprint import Category, Footprint, footprint, held_by_device
 from megatron_bamboo.schedule.generate import compute_schedule
+from megatron_bamboo.schedule.link_load import mirrors_too_many
 from megatron_bamboo.schedule.lower import lower
 from megatron_bamboo.schedule.redundancy import add_redundancy
 from megatron_bamboo.schedule.schedule import Schedule
@@ -53,6 +56,37 @@ def predict(
     )
 
 
+def check_links(
+    options: Options,
+    layout: Layout,
+    vocab: int,
+    provider: ModelProvider,
+    forward_step: ForwardStepFunc,
+) -> None:
+    """Refuse mirrored gradients that the links cannot carry, if it is known what these can.
+
+    Raises:
+        UserError: with how many they would carry.
+    """
+    bamboo, is_emulated = options.bamboo, options.model.transformer_impl == EMULATED
+    bandwidth = bamboo.bamboo_emulated_bandwidth if is_emulated else bamboo.bamboo_link_bandwidth
+    if bandwidth is None or not bamboo.bamboo_mirror_gradients:
+        return
+    costs = emulated_costs(options.model, bamboo, layout) if is_emulated else read_costs(bamboo)
+    reason = mirrors_too_many(
+        _schedule(options, layout, with_tail=False),
+        costs,
+        stage_sizes(options, layout, vocab, provider, forward_step),
+        message_bytes(options, layout),
+        bandwidth * _MEGABYTE,
+    )
+    if reason is not None:
+        raise UserError(
+            f"--bamboo-mirror-gradients {bamboo.bamboo_mirror_gradients}: at {bandwidth:g} MB/s "
+            f"{reason}: give no more"
+        )
+
+
 def table(nodes: Sequence[NodeFootprint], options: Options) -> Iterator[str]:
     """What is needed, in Markdown: at the peak, and each category when it takes most."""
     on_host = options.bamboo.bamboo_replica_memory is ReplicaMemory.HOST
@@ -87,11 +121,13 @@ def to_json(nodes: Sequence[NodeFootprint]) -> str:
     )
 
 
-def _schedule(options: Options, layout: Layout) -> Schedule:
+def _schedule(options: Options, layout: Layout, with_tail: bool = True) -> Schedule:
     bamboo = options.bamboo
     compute = compute_schedule(layout.num_stages, layout.num_chunks, layout.num_microbatches)
     redundancy, mirrors = bamboo.bamboo_redundancy, bamboo.bamboo_mirror_gradients
     protected = add_redundancy(compute, redundancy, read_costs(bamboo), mirrors)
+    if not with_tail:
+        return lower(protected)
     is_tied = not options.model.untie_embeddings_and_output_weights
     return add_tail(lower(protected), is_tied, layout.num_shards > 1)
 
