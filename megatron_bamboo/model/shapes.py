@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from megatron.core.utils import GlobalMemoryBuffer
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -74,7 +76,7 @@ def stage_sizes(
     groups = model_groups(_fake_group(layout.tensor_size))
     prepare_process(groups)
     recipe = Recipe.of(options, provider, groups, DropoutSeeds(options.training.seed))
-    with FakeTensorMode(allow_non_fake_inputs=True), _one_generator():
+    with FakeTensorMode(allow_non_fake_inputs=True), _one_generator(), _own_scratch():
         return tuple(
             _sizes_of(number, options, layout, vocab, recipe, forward_step)
             for number in range(layout.num_stages)
@@ -179,3 +181,14 @@ def _one_generator() -> Iterator[None]:
         yield
     finally:
         del tracker.fork
+
+
+@contextlib.contextmanager
+def _own_scratch() -> Iterator[None]:
+    """Let what Megatron's layers keep as scratch memory have shapes alone no longer than this."""
+    kept = parallel_state._GLOBAL_MEMORY_BUFFER
+    parallel_state._GLOBAL_MEMORY_BUFFER = GlobalMemoryBuffer()
+    try:
+        yield
+    finally:
+        parallel_state._GLOBAL_MEMORY_BUFFER = kept
