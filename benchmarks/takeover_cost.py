@@ -41,6 +41,7 @@ from shadow_bound import shadow_ends_at
 from tables import table
 from timed_jobs import Emulation, Log, TimedJob, job_context
 
+from megatron_bamboo.agent.job import COORDINATOR
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, Op
 from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.lower import lower
@@ -281,7 +282,8 @@ def _await_action(job: TimedJob, name: str, step: int) -> float:
 
 def _parts_of(log: Log, shadow: str, kill: float, wait: float, instead: float) -> tuple[float, ...]:
     """Where the time between kill and work went."""
-    (loss,), (plan,) = log.of("loss"), [e for e in log.of("plan") if e["epoch"] == 1]
+    (loss,) = log.of("loss")
+    (plan,) = (e for e in log.of("plan") if e["epoch"] == 1 and e["source"] == COORDINATOR)
     (acted,) = (e for e in log.of("epoch") if e["source"] == shadow)
     could_act = max(plan["time"], kill + wait)
     own = sum(

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from megatron_bamboo.agent.headway import Headway
 from megatron_bamboo.agent.healer import Healer, Standby
 from megatron_bamboo.agent.job import JobSpec
 from megatron_bamboo.agent.members import Members
@@ -30,7 +31,6 @@ from megatron_bamboo.membership.decision import (
     decide_step,
     parse_record,
 )
-from megatron_bamboo.membership.lives import last_life
 from megatron_bamboo.membership.raised import all_raised_alike, script_error
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.membership.workers import node_of
@@ -46,9 +46,6 @@ STEPS_TO_FORM_GROUPS = 2
 
 LOOK_SECONDS = 0.25
 """How often the nodes' leases are looked at."""
-
-KEPT_REPORTS = 256
-"""Of so many steps reports are kept: far more than a worker may repeat."""
 
 FAILED_KEY = "failed"
 """Written by a worker whose training cannot go on anywhere: the reason in one line."""
@@ -82,14 +79,8 @@ class Coordinator:
             spec.nodes, shape.num_stages, shape.num_microbatches, shape.redundancy
         )
         self._shape = shape
-        self._reports = list(table.items("passed/").values())
-        self._saves = list(table.items("saved/").values())
-        self._newest_checkpoint: tuple[int, str] | None = None
-        self._moved = time.monotonic()
+        self._headway = Headway(shape, table, self.members, events, reporter)
         self._steps_in_epoch = 0
-        self._newest_step = shape.start_step
-        table.subscribe("passed/", lambda _, value: self._reports.append(value))
-        table.subscribe("saved/", lambda _, value: self._saves.append(value))
         for prefix in ("passed/", "record/", "saved/", "ready/", FAILED_KEY):
             table.subscribe(prefix, lambda _, __: self.members.news.set())
 
@@ -116,7 +107,7 @@ class Coordinator:
                 await self._change_epoch(lost)
             elif not await self._heal():
                 await self._await_step()
-        self._say_reports()
+        self._look()
         for node in sorted(lost):
             line = f"lost {node} ({members.lost[node]}) after the last step"
             self._reporter.once(f"late/{node}", line)
@@ -139,7 +130,7 @@ class Coordinator:
         published = self._table.get(f"plan/{int(epoch)}")
         assert published is not None, f"epoch {int(epoch)} has no plan"
         self._plan = Plan.from_json(published)
-        self._say_reports()
+        self._look()
         if (announced := self._table.get(_ending_key(self._plan.epoch))) is not None:
             await self._decide(*_from_announcement(announced))
 
@@ -149,10 +140,7 @@ class Coordinator:
 
     def restart_hint(self) -> str:
         """Where a job that cannot go on may be started again from."""
-        if self._newest_checkpoint is None:
-            return "it has no checkpoint"
-        step, folder = self._newest_checkpoint
-        return f"start it again with --load {folder}, which holds step {step}"
+        return self._headway.restart_hint()
 
     def _check_everything_is_saved(self) -> None:
         """A node that is lost after the last commit may have been a stage's only holder."""
@@ -173,7 +161,7 @@ class Coordinator:
 
     async def _await_step(self) -> None:
         seconds = self._deadlines.stall_seconds
-        if not await self._hear(self._moved + seconds):
+        if not await self._hear(self._headway.moved_at + seconds):
             raise JobFailed(f"no iteration passed within {seconds:g} s")
 
     async def _hear(self, until: float) -> bool:
@@ -187,7 +175,7 @@ class Coordinator:
                     await news.wait()
             self.members.fence_silent()
         news.clear()
-        self._say_reports()
+        self._look()
         # Every worker finds the same and ends: no node is lost, the training has failed.
         if (reason := self._table.get(FAILED_KEY)) is not None:
             raise JobFailed(reason.decode())
@@ -210,29 +198,13 @@ class Coordinator:
         log = self._logs / f"{node}.log"
         return f"{node} raised {self.members.raised[node]}; its traceback is in {log}"
 
-    def _say_reports(self) -> None:
-        reports, self._reports = self._reports, []
-        for report in sorted(map(StepReport.from_json, reports), key=lambda report: report.step):
-            self._moved = time.monotonic()
+    def _look(self) -> None:
+        """Take in what workers have reported."""
+        for report in self._headway.look():
             self._steps_in_epoch += report.epoch == self._plan.epoch
-            self._newest_step = max(self._newest_step, report.step)
-            self._say_differences(report)
-            self._reporter.passed(report)
-            self._table.delete(f"passed/{report.step - KEPT_REPORTS}")
             self._note_change(report)
             if self._steps_in_epoch == STEPS_TO_FORM_GROUPS:
                 self._forget_older_groups()
-        self._say_loaded()
-        self._say_saves()
-        self._say_returned()
-
-    def _say_differences(self, report: StepReport) -> None:
-        if not report.differences:
-            return
-        with self._table.together():
-            if is_new(self._table, f"differences/{report.step}"):
-                for difference in report.differences:
-                    self._events.emit("difference", step=report.step, what=difference)
 
     def _note_change(self, report: StepReport) -> None:
         """A planned change is made when its step has passed."""
@@ -249,34 +221,6 @@ class Coordinator:
                 self._events.emit("changed", epoch=plan.epoch, step=step, pipelines=pipelines)
                 self._reporter.changed(plan, step)
 
-    def _say_returned(self) -> None:
-        """Where a lost node is there again its user may want to know its process group."""
-        groups = self.members.groups()
-        for node in self.members.returned():
-            line = f"{last_life(node)} is back as {node}, with process group {groups[node]}"
-            self._reporter.once(f"returned/{node}", line)
-
-    def _say_loaded(self) -> None:
-        """Where a worker is ready it has loaded the checkpoint, if there is one; said once."""
-        folder, step = self._shape.loaded_from, self._shape.start_step
-        if folder is None or self._newest_checkpoint or not self._table.count("ready/"):
-            return
-        self._newest_checkpoint = (step, folder)
-        self._reporter.once("loaded", f"loaded step {step} from {folder}")
-
-    def _say_saves(self) -> None:
-        """The workers have agreed how a save ended, and go on only then."""
-        saves, self._saves = self._saves, []
-        for saved in map(json.loads, saves):
-            self._moved = time.monotonic()
-            step, folder, failure = saved["step"], saved["folder"], saved["failure"]
-            with self._table.together():
-                if is_new(self._table, f"checkpoint/{step}"):
-                    self._events.emit("checkpoint", **saved)
-            self._reporter.saved(step, folder, saved["seconds"], failure)
-            if failure is None:
-                self._newest_checkpoint = (step, folder)
-
     def _forget_older_groups(self) -> None:
         for epoch in range(self._plan.epoch):
             self._table.delete_prefix(f"group/{epoch}/")
@@ -285,7 +229,7 @@ class Coordinator:
         """Begin a planned change if it is time for one; whether it was."""
         can_heal = self._shape.redundancy != Redundancy.NONE
         # In the last step there is nothing left to protect.
-        is_ending = self._newest_step + 1 >= self._shape.train_iters
+        is_ending = self._headway.step + 1 >= self._shape.train_iters
         if not can_heal or self._steps_in_epoch == 0 or is_ending:
             return False
         standby = self._healer.standby_for(self._plan)
@@ -304,7 +248,7 @@ class Coordinator:
         epoch, failures = self._plan.epoch, 0
         with self._table.together():
             if lost:
-                failures = self._failures.note(self._newest_step)
+                failures = self._failures.note(self._headway.step)
             self._table.set(_ending_key(epoch), _announcement(lost, standby))
             self._events.emit("ending", epoch=epoch, lost=sorted(lost))
         if failures > self._max_failures:
@@ -314,9 +258,9 @@ class Coordinator:
     def _no_progress(self, lost: set[str]) -> NoProgress:
         newest = ", ".join(f"{node} ({self.members.lost[node]})" for node in sorted(lost))
         return NoProgress(
-            f"nodes were lost more than {self._max_failures} times since step {self._newest_step} "
+            f"nodes were lost more than {self._max_failures} times since step {self._headway.step} "
             f"passed, at last {newest}: the training does not come forward; look at the logs in "
-            f"{self._logs}; {self.restart_hint()}"
+            f"{self._logs}; {self._headway.restart_hint()}"
         )
 
     async def _decide(self, lost: set[str], standby: Standby | None) -> None:
@@ -411,7 +355,7 @@ class Coordinator:
                 )  # fmt: skip
         self._plan = plan
         self._steps_in_epoch = 0
-        self._moved = time.monotonic()
+        self._headway.moved()
 
     def _joining(self, plan: Plan) -> set[str]:
         """The standbys that a plan names for the first time."""

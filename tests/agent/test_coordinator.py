@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from megatron_bamboo.agent import coordinator as coordinators
+from megatron_bamboo.agent import headway
 from megatron_bamboo.agent.coordinator import Coordinator, JobFailed
 from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec
 from megatron_bamboo.agent.report import Reporter
@@ -204,7 +204,7 @@ def test_rendezvous_keys_are_kept_until_all_groups_must_have_formed(lead: Lead) 
 
 
 def test_old_reports_are_forgotten(lead: Lead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinators, "KEPT_REPORTS", 2)
+    monkeypatch.setattr(headway, "KEPT_REPORTS", 2)
 
     async def story(cluster: Cluster) -> None:
         cluster.join(*NODES)

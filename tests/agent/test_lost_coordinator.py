@@ -1,5 +1,6 @@
 """``bamboo run`` whose coordinator dies, is stopped, or is away, with real processes."""
 
+import contextlib
 import json
 import os
 import re
@@ -141,7 +142,9 @@ def test_one_who_was_stopped_with_the_journal_locked_is_ended(
     launch.start(3, "--iters", "1000", "--pause", "0.01", *LEASE).wait_for_step(2)
     first = psutil.Process(leader(launch))
     # The test holds the lock in the place of one who was stopped with it.
-    with sqlite3.connect(launch.job_dir / JOURNAL_FILE, isolation_level=None) as db:
+    journal = sqlite3.connect(launch.job_dir / JOURNAL_FILE, isolation_level=None)
+    # An open file is known to SQLite in the whole process, also in one that is forked later.
+    with contextlib.closing(journal) as db:
         first.suspend()
         db.execute("BEGIN IMMEDIATE")
         launch.until(lambda: not first.is_running())

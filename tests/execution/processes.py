@@ -44,5 +44,5 @@ def _run(log: str, module: str, function: str, arguments: tuple[Any, ...]) -> No
 
 def worker_logs(job: Job) -> str:
     """What the product's workers printed, a headline for each."""
-    logs = sorted((job.job_dir / "logs").glob("*.log"))
+    logs = sorted((job.job_dir / "logs").glob("node*.log"))
     return "".join(f"\n--- {log.name}\n{log.read_text()}" for log in logs)

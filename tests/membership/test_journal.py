@@ -1,5 +1,6 @@
 """The journal: what comes back, and that one coordinator leads at a time."""
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -117,7 +118,7 @@ def test_changes_made_together_are_kept_and_seen_together_or_not_at_all(path: Pa
 
 def lead_nothing(path: Path) -> list[str]:
     """The keys on disk, as somebody sees them who does not lead."""
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db:
         return sorted(key for (key,) in db.execute("SELECT key FROM keys"))
 
 

@@ -1,0 +1,103 @@
+"""How far a job is, as its workers report it in the store: each report is said once.
+
+A report is of a step that has passed, of a save that has ended, or of a node that is there again.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+
+from megatron_bamboo.agent.job import JobShape
+from megatron_bamboo.agent.members import Members
+from megatron_bamboo.agent.report import Reporter
+from megatron_bamboo.agent.telling import is_new
+from megatron_bamboo.membership.decision import StepReport
+from megatron_bamboo.membership.lives import last_life
+from megatron_bamboo.membership.table import Table
+from megatron_bamboo.observe.events import Emitter
+
+KEPT_REPORTS = 256
+"""Of so many steps reports are kept: far more than a worker may repeat."""
+
+
+class Headway:
+    """What has been reported so far."""
+
+    def __init__(
+        self, shape: JobShape, table: Table, members: Members, events: Emitter, reporter: Reporter
+    ) -> None:
+        self._shape = shape
+        self._table = table
+        self._members = members
+        self._events = events
+        self._reporter = reporter
+        self._reports = list(table.items("passed/").values())
+        self._saves = list(table.items("saved/").values())
+        self._checkpoint: tuple[int, str] | None = None
+        self.step = shape.start_step
+        """The newest step that has passed."""
+        self.moved_at = time.monotonic()
+        """When there was any headway last."""
+        table.subscribe("passed/", lambda _, value: self._reports.append(value))
+        table.subscribe("saved/", lambda _, value: self._saves.append(value))
+
+    def look(self) -> Iterator[StepReport]:
+        """Say what is new; the steps that have passed, each when it was said."""
+        reports, self._reports = self._reports, []
+        for report in sorted(map(StepReport.from_json, reports), key=lambda report: report.step):
+            self.moved()
+            self.step = max(self.step, report.step)
+            self._say_differences(report)
+            self._reporter.passed(report)
+            self._table.delete(f"passed/{report.step - KEPT_REPORTS}")
+            yield report
+        self._say_loaded()
+        self._say_saves()
+        self._say_returned()
+
+    def moved(self) -> None:
+        """There is headway, in whatever way."""
+        self.moved_at = time.monotonic()
+
+    def restart_hint(self) -> str:
+        """Where a job that cannot go on may be started again from."""
+        if self._checkpoint is None:
+            return "it has no checkpoint"
+        step, folder = self._checkpoint
+        return f"start it again with --load {folder}, which holds step {step}"
+
+    def _say_differences(self, report: StepReport) -> None:
+        if not report.differences:
+            return
+        with self._table.together():
+            if is_new(self._table, f"differences/{report.step}"):
+                for difference in report.differences:
+                    self._events.emit("difference", step=report.step, what=difference)
+
+    def _say_returned(self) -> None:
+        """Where a lost node is there again its user may want to know its process group."""
+        groups = self._members.groups()
+        for node in self._members.returned():
+            line = f"{last_life(node)} is back as {node}, with process group {groups[node]}"
+            self._reporter.once(f"returned/{node}", line)
+
+    def _say_loaded(self) -> None:
+        """Where a worker is ready it has loaded the checkpoint, if there is one; said once."""
+        folder, step = self._shape.loaded_from, self._shape.start_step
+        if folder is None or self._checkpoint or not self._table.count("ready/"):
+            return
+        self._checkpoint = (step, folder)
+        self._reporter.once("loaded", f"loaded step {step} from {folder}")
+
+    def _say_saves(self) -> None:
+        """The workers have agreed how a save ended, and go on only then."""
+        saves, self._saves = self._saves, []
+        for saved in map(json.loads, saves):
+            self.moved()
+            step, folder, failure = saved["step"], saved["folder"], saved["failure"]
+            with self._table.together():
+                if is_new(self._table, f"checkpoint/{step}"):
+                    self._events.emit("checkpoint", **saved)
+            self._reporter.saved(step, folder, saved["seconds"], failure)
+            if failure is None:
+                self._checkpoint = (step, folder)
