@@ -35,8 +35,10 @@ def layer_seconds(text: str, num_layers: int) -> tuple[float, ...]:
 
 def emulated_costs(model: ModelOptions, bamboo: BambooOptions, layout: Layout) -> Costs:
     """What each stage's chunks take, in seconds; for options that are in order."""
-    forward, backward = (layer_seconds(getattr(bamboo, n), model.num_layers) for n in _TIMES)
-    return Costs(*(_by_chunk(times, layout) for times in (forward, backward)))
+    forward, backward = (
+        _by_chunk(layer_seconds(getattr(bamboo, name), model.num_layers), layout) for name in _TIMES
+    )
+    return Costs(forward, backward)
 
 
 def _by_chunk(times: tuple[float, ...], layout: Layout) -> tuple[tuple[float, ...], ...]:
