@@ -59,3 +59,9 @@ def test_requirements_are_exact_and_never_name_the_unrelated_apex(name: str) -> 
     for requirement in requirements(name):
         assert re.fullmatch(r"[a-z0-9-]+(\[[a-z0-9_,]+\])?==[0-9][0-9a-z.]*", requirement)
         assert not requirement.startswith("apex")
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """Tests are no packages: pytest imports each by its name alone."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
