@@ -55,6 +55,8 @@ def work_complaints(events: Events, shape: JobShape) -> list[str]:
         for number in range(shape.num_pipelines):
             pipeline = _Pipeline(shape, number)
             moved, changed = own.moved.get(number, []), _changes(number, events.of("changed"))
+            # A shadow may have taken over before it began any step.
+            pipeline.go_on([move for move in moved if move.step <= shape.start_step], [])
             for step in range(shape.start_step + 1, shape.train_iters + 1):
                 lost_here = [move for move in moved if move.step == step]
                 where = f"pipeline {number}, step {step}"

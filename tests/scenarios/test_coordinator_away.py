@@ -21,7 +21,7 @@ from megatron_bamboo.membership.address import ADDRESS_FILE
 pytestmark = pytest.mark.multiprocess
 
 SHAPE = Shape(3, 2, num_steps=9)
-HEALED = Shape(3, 1, num_steps=30)
+HEALED = Shape(3, 1, num_steps=90, variant="emulated")  # time for a standby to join
 LEASE_SECONDS = 3.0
 LEASE = ("--bamboo-lease", f"{LEASE_SECONDS:g}")
 # Some 0.1 s a step.

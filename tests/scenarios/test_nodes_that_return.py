@@ -13,10 +13,10 @@ from tiny_gpt import Shape
 
 pytestmark = pytest.mark.multiprocess
 
-ONE = Shape(3, 1, num_steps=60)
-FOUR = Shape(4, 1, num_steps=80)
+ONE = Shape(3, 1, num_steps=120)
+FOUR = Shape(4, 1, num_steps=160)
 SHARED = Shape(3, 1, num_steps=24, num_chunks=2, tensor_size=2)
-SHARING = Shape(2, 2, num_steps=60, variant="zero-bf16")
+SHARING = Shape(2, 2, num_steps=120, variant="zero-bf16")
 RESPAWN_SECONDS = 0.2
 
 CASES = {
