@@ -21,7 +21,6 @@ Results are kept by kill and by the code they were had with, so that a run that 
 """
 
 import argparse
-import hashlib
 import json
 import os
 import signal
@@ -42,6 +41,7 @@ from tables import table
 from timed_jobs import Emulation, Log, TimedJob, job_context
 
 from megatron_bamboo.agent.job import COORDINATOR
+from megatron_bamboo.rehearsal.results import code_digest
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, Op
 from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.lower import lower
@@ -370,15 +370,6 @@ def undisturbed_line(results: Results) -> str:
     return "Undisturbed, median: " + ", ".join(parts)
 
 
-def code_digest() -> str:
-    """Changes with the product's and this benchmark's code."""
-    digest = hashlib.sha256()
-    folders = (ROOT / "megatron_bamboo", Path(__file__).parent)
-    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
 def cells_of(args: argparse.Namespace) -> list[Cell]:
     """What is to be lost: everything, or each stage and moment once in each mode."""
     stages = (0, (args.stages - 1) // 2, args.stages - 1)
@@ -434,8 +425,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     sign = signal.Signals[f"SIG{args.signal}"]
     emulation = Emulation.equal(args.stages, args.microbatches, args.layers, args.seconds)
+    code = code_digest(Path(__file__).parent)
     results = Results(
-        args.results, f"{code_digest()} {emulation} {sign.name} {args.mirror_gradients}"
+        args.results,
+        f"{code} {emulation} {sign.name} {args.mirror_gradients}",
     )
     cells = cells_of(args)
     with tempfile.TemporaryDirectory(prefix="takeover-cost-") as name:

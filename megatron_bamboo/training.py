@@ -23,6 +23,7 @@ from megatron_bamboo.config import (
     parse_flags,
     read_costs,
 )
+from megatron_bamboo.config.emulation import known_bandwidth
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.raised import Raised, tell_raised
 from megatron_bamboo.membership.signs import SignPage
@@ -192,7 +193,7 @@ def _profile(script: Script, options: Options, layout: Layout) -> None:
 
 def _say_memory(script: Script, options: Options, layout: Layout) -> None:
     """Say what each worker will need, from shapes alone."""
-    # Made with parts of torch that may change: no training depends on them.
+    # Made with parts of torch that may change: no training needs them without a given bandwidth.
     from megatron_bamboo.model import footprints
 
     _prepare_torch()
@@ -204,13 +205,16 @@ def _say_memory(script: Script, options: Options, layout: Layout) -> None:
 
 
 def _check_links(script: Script, options: Options, layout: Layout) -> None:
-    """Refuse mirrors that the links cannot carry."""
-    if options.bamboo.bamboo_mirror_gradients:
-        from megatron_bamboo.model import footprints
+    """Refuse mirrors that the links cannot carry, if it is known what these can."""
+    bandwidth = known_bandwidth(options.model, options.bamboo)
+    if bandwidth is None or not options.bamboo.bamboo_mirror_gradients:
+        return
+    from megatron_bamboo.model import footprints
 
-        _prepare_torch()
-        vocab = get_args().padded_vocab_size
-        footprints.check_links(options, layout, vocab, script.model, script.forward_step)
+    _prepare_torch()
+    vocab = get_args().padded_vocab_size
+    provided = (script.model, script.forward_step)
+    footprints.check_links(options, layout, vocab, *provided, bandwidth)
 
 
 def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) -> None:

@@ -215,6 +215,13 @@ def test_what_megatron_has_and_we_have_not_is_refused_by_name(
             "--bamboo-link-bandwidth needs to know what forwards and backwards take: give --bamboo",
         ),
         (
+            "--bamboo-link-bandwidth 10 --pipeline-model-parallel-size 2 "
+            "--transformer-impl emulated --bamboo-emulated-forward-ms 1 "
+            "--bamboo-emulated-backward-ms 1",
+            2,
+            "--bamboo-link-bandwidth: with --transformer-impl emulated give --bamboo-emulated-band",
+        ),
+        (
             "--bamboo-max-deferred -1 --pipeline-model-parallel-size 2",
             2,
             "--bamboo-max-deferred must be between 0 and 16384, not -1",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from megatron_bamboo.config.emulation import (
+    EMULATED,
     LARGEST_BANDWIDTH,
     LEAST_BANDWIDTH,
     check_emulation,
@@ -80,7 +81,7 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
         )
     _check_mirrors(options.bamboo)
     _check_deferred(options.bamboo)
-    _check_bandwidth(options.bamboo)
+    _check_bandwidth(model, options.bamboo)
     _check_replica_memory(options.bamboo)
     pipelines = num_nodes // stages
     _check_verification(options.bamboo, pipelines)
@@ -155,10 +156,15 @@ def _check_mirrors(options: BambooOptions) -> None:
         )
 
 
-def _check_bandwidth(options: BambooOptions) -> None:
+def _check_bandwidth(model: ModelOptions, options: BambooOptions) -> None:
     bandwidth = options.bamboo_link_bandwidth
     if bandwidth is None:
         return
+    if model.transformer_impl == EMULATED:
+        raise UserError(
+            f"--bamboo-link-bandwidth: with --transformer-impl {EMULATED} give "
+            "--bamboo-emulated-bandwidth"
+        )
     if not LEAST_BANDWIDTH <= bandwidth <= LARGEST_BANDWIDTH:
         raise UserError(
             f"--bamboo-link-bandwidth must be between {LEAST_BANDWIDTH:g} and "

@@ -33,6 +33,13 @@ def layer_seconds(text: str, num_layers: int) -> tuple[float, ...]:
     return times * num_layers if len(times) == 1 else times
 
 
+def known_bandwidth(model: ModelOptions, bamboo: BambooOptions) -> float | None:
+    """MB/s that a node's link brings it; None where nobody has said it."""
+    if model.transformer_impl == EMULATED:
+        return bamboo.bamboo_emulated_bandwidth
+    return bamboo.bamboo_link_bandwidth
+
+
 def emulated_costs(model: ModelOptions, bamboo: BambooOptions, layout: Layout) -> Costs:
     """What each stage's chunks take, in seconds; for options that are in order."""
     forward, backward = (

@@ -185,7 +185,7 @@ class BambooOptions:
     )
     bamboo_link_bandwidth: float | None = _option(
         "MB/s that the link of a node brings it: mirrored gradients that it cannot carry are "
-        "refused (needs --bamboo-costs; with emulated layers it is their bandwidth)",
+        "refused (needs --bamboo-costs in seconds, as bamboo profile writes them)",
         None,
     )
     bamboo_max_deferred: int = _option(

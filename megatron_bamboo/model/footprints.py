@@ -62,16 +62,14 @@ def check_links(
     vocab: int,
     provider: ModelProvider,
     forward_step: ForwardStepFunc,
+    bandwidth: float,
 ) -> None:
-    """Refuse mirrored gradients that the links cannot carry, if it is known what these can.
+    """Refuse mirrored gradients that links of so many MB/s cannot carry.
 
     Raises:
         UserError: with how many they would carry.
     """
     bamboo, is_emulated = options.bamboo, options.model.transformer_impl == EMULATED
-    bandwidth = bamboo.bamboo_emulated_bandwidth if is_emulated else bamboo.bamboo_link_bandwidth
-    if bandwidth is None or not bamboo.bamboo_mirror_gradients:
-        return
     costs = emulated_costs(options.model, bamboo, layout) if is_emulated else read_costs(bamboo)
     reason = mirrors_too_many(
         _schedule(options, layout, with_tail=False),

@@ -1,7 +1,8 @@
 """What is done to a running job, and seen of it, from outside of it.
 
 Nodes that were stopped are woken when the job has long gone on, for they must see that they are
-lost; the coordinator is stopped, and woken too; and every plan that the store ever holds is noted.
+lost; the coordinator is stopped, and woken too; and the plans that the store holds at each look are
+noted.
 """
 
 import contextlib

@@ -66,13 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Rehearse until enough has struck; 0 if every run was as it must be, else 1."""
+    """Rehearse; 0 if enough has struck and every run was as it must be, else 1."""
     campaign = Campaign(args)
     campaign.run()
     console = Console()
     console.print(table(campaign.results))
     console.print(last_line(campaign.results, args.losses), highlight=False)
-    return 0 if all(result.ending is not Ending.BROKEN for result in campaign.results) else 1
+    return 0 if campaign.is_good else 1
 
 
 class Campaign:
@@ -112,14 +112,20 @@ class Campaign:
         spare = (args.standbys, args.respawn is not None)
         lottery = Lottery(shape, self._kinds, args.per_run, args.apart, *spare)
         fruitless = 0
-        while self._struck() < self._args.losses and fruitless < FRUITLESS_RUNS:
+        while not self._has_enough and fruitless < FRUITLESS_RUNS:
             number = len(self.results) + 1
             result = self._rehearse(number, lottery.run(self._args.seed, number))
             self.results.append(result)
             fruitless = 0 if result.strikes else fruitless + 1
 
-    def _struck(self) -> int:
-        return sum(len(result.strikes) for result in self.results)
+    @property
+    def is_good(self) -> bool:
+        """Whether enough has struck, and no run was broken by it."""
+        return self._has_enough and all(r.ending is not Ending.BROKEN for r in self.results)
+
+    @property
+    def _has_enough(self) -> bool:
+        return sum(len(result.strikes) for result in self.results) >= self._args.losses
 
     def _undisturbed(self) -> JobShape:
         """The shape of the job; once, a run of it without faults is made to compare with."""

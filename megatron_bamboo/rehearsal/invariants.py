@@ -11,7 +11,7 @@ from megatron_bamboo.data.samples import samples_of_step
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.compare import compare_runs, format_comparison
 from megatron_bamboo.rehearsal.leaks import leak_complaints
-from megatron_bamboo.rehearsal.record import Event, Events, RunRecord
+from megatron_bamboo.rehearsal.record import Event, Events, RunRecord, said_steps
 from megatron_bamboo.rehearsal.work import work_complaints
 
 Check = Callable[[RunRecord], Iterator[str]]
@@ -35,15 +35,10 @@ def complaints(run: RunRecord, undisturbed: Path) -> list[str]:
 
 def _iteration_lines(run: RunRecord) -> Iterator[str]:
     """Each step is said once, in order, up to the end or to where the job could not go on."""
-    steps, first = _said_steps(run), run.shape.start_step + 1
+    steps, first = said_steps(run.lines), run.shape.start_step + 1
     last = run.shape.train_iters if run.status == Status.FINISHED else first + len(steps) - 1
     if steps != list(range(first, last + 1)):
         yield f"iteration lines of steps {steps}"
-
-
-def _said_steps(run: RunRecord) -> list[int]:
-    said = [line for line in run.lines if "] iteration " in line]
-    return [int(line.split("iteration")[1].split("/")[0]) for line in said]
 
 
 def _samples(run: RunRecord) -> Iterator[str]:
@@ -53,7 +48,7 @@ def _samples(run: RunRecord) -> Iterator[str]:
         place = (event["step"], event["pipeline"], event["microbatch"])
         if read.setdefault(place, event["samples"]) != event["samples"]:
             yield f"step {place[0]}, microbatch {place[2]} of pipeline {place[1]} was read as other"
-    by_step: dict[int, list[int]] = {step: [] for step in _said_steps(run)}
+    by_step: dict[int, list[int]] = {step: [] for step in said_steps(run.lines)}
     for (step, _, _), samples in read.items():
         if step in by_step:
             by_step[step] += samples

@@ -30,6 +30,12 @@ class Events:
         return self._by_kind.get(kind, [])
 
 
+def said_steps(lines: Sequence[str]) -> list[int]:
+    """The steps of the iteration lines among what a run said."""
+    said = [line for line in lines if "] iteration " in line]
+    return [int(line.split("iteration")[1].split("/")[0]) for line in said]
+
+
 def new_events(folder: Path, places: dict[Path, int], kind: str) -> Iterator[Event]:
     """The events of one kind that were written since the last call with these places.
 

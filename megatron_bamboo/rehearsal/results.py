@@ -101,10 +101,15 @@ def _strikes(run: RunRecord) -> Iterator[Strike]:
         yield Strike(COORDINATOR, f"iter{event['step']}:stop", OnCoordinator.STOP, None)
 
 
-def code_digest() -> str:
-    """Changes with the product's code: what another has survived proves nothing."""
+def code_digest(*more: Path) -> str:
+    """Changes with the product's code: what another has survived proves nothing.
+
+    Args:
+        more: other folders whose code counts.
+    """
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(Path(megatron_bamboo.__file__).parent.rglob("*.py")):
+    folders = (Path(megatron_bamboo.__file__).parent, *more)
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -1,10 +1,13 @@
 """``bamboo rehearse``: bad options end at once. A campaign is in ``scenarios``."""
 
+import argparse
 from pathlib import Path
 
 import pytest
 
 from megatron_bamboo.cli import main
+from megatron_bamboo.rehearsal.command import Campaign, add_arguments
+from megatron_bamboo.rehearsal.results import Ending, RunResult, Strike
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "pretrain_gpt_bamboo.py")
@@ -34,3 +37,18 @@ def test_bad_input_is_one_line(
     assert main(["rehearse", *options, "--dir", str(tmp_path / "d"), "--", *script]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+@pytest.mark.parametrize(
+    ("struck", "ending", "is_good"),
+    [(2, Ending.EQUAL, True), (2, Ending.BROKEN, False), (1, Ending.EQUAL, False)],
+)
+def test_too_few_faults_prove_as_little_as_a_broken_run(
+    tmp_path: Path, struck: int, ending: Ending, is_good: bool
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    campaign = Campaign(parser.parse_args([*OPTIONS, "--dir", str(tmp_path / "d"), SCRIPT]))
+    strikes = (Strike("node1", "iter2:#3", "kill", 0.1),) * struck
+    campaign.results.append(RunResult(1, (), strikes, ending, (), 2, 1, 1, 9.5))
+    assert campaign.is_good is is_good

@@ -13,7 +13,7 @@ from tiny_gpt import Shape
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.membership.workers import node_of, workers_of
 from megatron_bamboo.observe.compare import compare_runs, format_comparison
-from megatron_bamboo.rehearsal.record import Events
+from megatron_bamboo.rehearsal.record import Events, said_steps
 from megatron_bamboo.rehearsal.work import work_complaints
 
 # A step passes, the next one is under way when that is said, in the one after it state moves.
@@ -66,8 +66,7 @@ def _losses(job: FinishedJob, expected: Expected) -> Iterator[str]:
 
 
 def _iteration_lines(job: FinishedJob, expected: Expected) -> Iterator[str]:
-    lines = [line for line in job.result.lines if "] iteration " in line]
-    steps = [int(line.split("iteration")[1].split("/")[0]) for line in lines]
+    steps = said_steps(job.result.lines)
     if steps != list(range(1, expected.shape.num_steps + 1)):
         yield f"iteration lines of steps {steps}"
 

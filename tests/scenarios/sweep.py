@@ -5,7 +5,6 @@ on where it was, and one of changed code starts anew. The folders of failed runs
 """
 
 import argparse
-import hashlib
 import json
 import sys
 import tempfile
@@ -19,6 +18,8 @@ from forked_jobs import ROOT
 from moments import PARTS, Moment, moments_of
 from moving import MovingMoment, moving_moments
 from scenario_runner import ScenarioRunner
+
+from megatron_bamboo.rehearsal.results import code_digest
 
 AnyMoment = Moment | MovingMoment
 MOVING = "moving"
@@ -58,15 +59,6 @@ class Results:
             for values in found
             if values["code"] == self._code
         }
-
-
-def code_digest() -> str:
-    """Changes with the product's and the scenarios' code."""
-    digest = hashlib.sha256()
-    folders = (ROOT / "megatron_bamboo", Path(__file__).parent)
-    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def without_good_result(moments: Sequence[AnyMoment], results: Results) -> list[AnyMoment]:
@@ -122,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     moments = _planned(args.part)
     path = args.results or ROOT / "runs" / f"sweep-{args.part}.jsonl"
-    results = Results(path, code_digest())
+    results = Results(path, code_digest(Path(__file__).parent))
     left = without_good_result(moments, results)
     _say(f"planned {len(moments)}, of which {len(moments) - len(left)} were run before")
     if left:

@@ -1,0 +1,45 @@
+"""Who ran what: the judgement by an event log, here where nothing need be trained for it."""
+
+from typing import Any
+
+import pytest
+
+from megatron_bamboo.agent.job import JobShape
+from megatron_bamboo.rehearsal.record import Events
+from megatron_bamboo.rehearsal.work import work_complaints
+
+SHAPE = JobShape(2, 1, 1, "lazy", train_iters=2, global_batch_size=1)
+Fields = dict[str, Any]
+
+
+def ran(node: str, step: int, *actions: str) -> list[Fields]:
+    place = {"event": "action", "source": node, "time": 0.0, "pipeline": 0, "step": step}
+    return [place | {"action": action} for action in actions]
+
+
+def taken_over(step: int, in_step: bool) -> Fields:
+    """Stage 0, from node0 by node1."""
+    place = {"stage": 0, "pipeline": 0, "step": step, "epoch": 1, "in_step": in_step}
+    return {"event": "takeover", "source": "node1", "time": 0.0, "victim": "node0", **place}
+
+
+BY_BOTH = [*ran("node0", 1, "0.0F0", "0.0B0"), *ran("node1", 1, "1.0F0", "1.0B0")]
+ALONE = ("0.0F0", "1.0F0", "1.0B0", "0.0B0")
+
+
+def test_without_losses_each_runs_its_own() -> None:
+    second = [{**event, "step": 2} for event in BY_BOTH]
+    assert work_complaints(Events([*BY_BOTH, *second]), SHAPE) == []
+
+
+@pytest.mark.parametrize(("step", "in_step"), [(0, False), (1, True)])
+def test_a_shadow_runs_all_from_the_step_in_which_it_took_over(step: int, in_step: bool) -> None:
+    """It may not have begun any step when a node is lost in the first one."""
+    events = [taken_over(step, in_step), *ran("node1", 1, *ALONE), *ran("node1", 2, *ALONE)]
+    assert work_complaints(Events(events), SHAPE) == []
+
+
+def test_what_nobody_ran_is_seen() -> None:
+    events = [taken_over(0, False), *ran("node1", 1, *ALONE), *ran("node1", 2, *ALONE[:3])]
+    (complaint,) = work_complaints(Events(events), SHAPE)
+    assert complaint.startswith("pipeline 0, step 2: stage 0, chunk 0, microbatch 0: B by []")
