@@ -116,8 +116,10 @@ class _Draw:
         self._write_faults.append(WriteFault(self._lot.choice(("before", "after")), key))
 
     def _lose_node(self, how: How) -> bool:
+        if not list(self._survivable()):
+            self._wait_until_healed()
         free = list(self._survivable())
-        if not free:
+        if not free or self._step >= self._lottery.shape.train_iters:
             return False
         node = self._lot.choice(free)
         self._injections.append(self._injection(node, how))
@@ -144,18 +146,21 @@ class _Draw:
                 yield from (node for node in pipeline if node not in spared)
 
     def _go_on(self) -> None:
-        """To the step of the next loss; if it is far off, lost nodes' places are given away."""
-        apart = self._lottery.apart
+        """To the step of the next loss."""
         (way,) = self._lot.choices(("apart", "next", "same"), (_APART, _NEXT_STEP, _SAME_STEP))
-        if way != "apart":
+        if way == "apart":
+            self._wait_until_healed()
+        else:
             self._step += way == "next"
-            return
-        for node in self._recent:
-            pipeline = self._pipeline_of(node)
-            place = pipeline.index(node)
-            pipeline[place : place + 1] = [self._waiting.pop(0)] if self._waiting else []
+
+    def _wait_until_healed(self) -> None:
+        """Standbys take the places of the lost, pipeline by pipeline; without one a place goes."""
+        for pipeline in self._pipelines:
+            for node in [node for node in pipeline if node in self._recent]:
+                place = pipeline.index(node)
+                pipeline[place : place + 1] = [self._waiting.pop(0)] if self._waiting else []
         self._recent.clear()
-        self._step += apart + self._lot.randint(0, apart // 2)
+        self._step += self._lottery.apart + self._lot.randint(0, self._lottery.apart // 2)
 
     def _neighbours(self, node: str) -> set[str]:
         """A lost node, and those before and after it, without which its stages have no holder."""

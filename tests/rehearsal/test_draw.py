@@ -97,3 +97,14 @@ def are_neighbours(first: str, second: str) -> bool:
     numbers = [divmod(int(node.removeprefix("node")), SHAPE.num_stages) for node in (first, second)]
     (pipe, stage), (other_pipe, other_stage) = numbers
     return pipe == other_pipe and (stage - other_stage) % SHAPE.num_stages in (1, 3)
+
+
+@given(st.integers(0, 10**6))
+def test_a_run_goes_on_while_there_are_steps(seed: int) -> None:
+    """Where nobody can be spared the next loss waits until the job is whole again."""
+    drawn = LONG.run(seed, 1)
+    nodes = [one.node for one in drawn.injections]
+    took_both_holders = len(nodes) > 1 and step_of(drawn.injections[-1]) == step_of(
+        drawn.injections[-2]
+    )
+    assert len(kinds_of(drawn)) >= LONG.per_run - 3 or took_both_holders
