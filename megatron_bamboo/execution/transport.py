@@ -168,16 +168,23 @@ class Channel:
             self._break()
             return
         streams: dict[object, _Stream[Expected]] = {}
+        newest: dict[object, int] = {}
         while (several := self._expected.get()) is not None:
             for expected in several:
                 key = stream_of(expected.message, group)
                 if key not in streams:
                     streams[key] = _Stream(partial(self._receive, group), self._break)
-                streams[key].items.put(expected)
+                streams[key].put(expected)
+                newest[key] = expected.message.step
+            # What a takeover or a change has brought once would else keep its thread for ever.
+            for key in [key for key in streams if newest[key] < max(newest.values()) - 1]:
+                if streams[key].is_idle:
+                    streams.pop(key).end()
+                    del newest[key]
         for stream in streams.values():
             stream.end()
         if self._mirrors is not None:
-            self._mirrors.items.put(None)
+            self._mirrors.end_later()
 
     def _receive(self, group: Group, expected: Expected) -> None:
         tensor = expected.shape.empty()
@@ -215,7 +222,7 @@ class Channel:
         if message.receive.op is Op.RECV_MIRROR:
             # As large as the gradient: kept no longer than need be, and not until the commit.
             self._mirrors = self._mirrors or _Stream(self._finish, self._break)
-            self._mirrors.items.put((work, tensor))
+            self._mirrors.put((work, tensor))
         else:
             self._under_way.append((work, tensor))
 
@@ -233,16 +240,32 @@ class _Stream(Generic[_Item]):
     """A thread that waits for one thing after the other, until a wait fails."""
 
     def __init__(self, wait_for: Callable[[_Item], None], failed: Callable[[], None]) -> None:
-        self.items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._wait_for = wait_for
         self._failed = failed
+        self._num_put = 0
+        self._num_done = 0
         self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
         self._thread.start()
 
+    def put(self, item: _Item) -> None:
+        """Wait for this after all that was put before."""
+        self._num_put += 1
+        self._items.put(item)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was put has come; asked by who puts."""
+        return self._num_done == self._num_put
+
     def end(self) -> None:
         """Wait until nothing arrives any more; what is waited for must have been ended."""
-        self.items.put(None)
+        self.end_later()
         self._thread.join()
+
+    def end_later(self) -> None:
+        """Let the thread end with what was put."""
+        self._items.put(None)
 
     def _run(self) -> None:
         try:
@@ -253,9 +276,10 @@ class _Stream(Generic[_Item]):
 
     def _wait_for_next(self) -> bool:
         """False at the end; what was waited for is held no longer."""
-        item = self.items.get()
+        item = self._items.get()
         if item is not None:
             self._wait_for(item)
+            self._num_done += 1
         return item is not None
 
 

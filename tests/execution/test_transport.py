@@ -131,6 +131,42 @@ def test_what_is_expected_twice_is_received_once(workers: Workers) -> None:
     assert taken(b, "1.0RECV_F1") == 2
 
 
+def test_what_came_once_keeps_no_thread(workers: Workers) -> None:
+    """As the messages of a takeover or of a change."""
+    workers.connect()
+    a, b = workers.of["a"], workers.of["b"]
+
+    def num_streams() -> int:
+        return sum(thread.name == "stream" for thread in threading.enumerate())
+
+    def run_step(step: int, *texts: str) -> None:
+        b.expect(expected("a", *texts, step=step))
+        for text in texts:
+            a.send("b", message(text, step), tensor(step))
+            assert taken(b, text, step) == step
+
+    run_step(1, "1.0RECV_F0")
+    before = num_streams()
+    run_step(2, "1.0RECV_F0", "2RECV_STATE", "0.0RECV_F0")
+    assert num_streams() == before + 2
+    for step in range(3, 9):
+        run_step(step, "1.0RECV_F0")
+    assert num_streams() == before
+    run_step(9, "1.0RECV_F0", "2RECV_STATE")
+
+
+def test_a_message_that_is_late_keeps_its_thread(workers: Workers) -> None:
+    workers.connect()
+    a, b = workers.of["a"], workers.of["b"]
+    b.expect(expected("a", "2RECV_STATE", step=1))
+    for step in range(1, 5):
+        b.expect(expected("a", "1.0RECV_F0", step=step))
+        a.send("b", message("1.0RECV_F0", step), tensor(step))
+        assert taken(b, "1.0RECV_F0", step) == step
+    a.send("b", message("2RECV_STATE", 1), tensor(9))
+    assert taken(b, "2RECV_STATE", 1) == 9
+
+
 def test_nothing_is_taken_from_a_dropped_peer(workers: Workers) -> None:
     workers.connect()
     a, b, c = (workers.of[name] for name in "abc")
