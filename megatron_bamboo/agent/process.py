@@ -16,7 +16,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import IO, Protocol
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -101,9 +101,16 @@ class ForkedNode:
 
 
 def spawn(
-    command: Sequence[str], environment: Mapping[str, str], new_session: bool = False
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    new_session: bool = False,
+    output: IO[str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a program that dies with this process."""
+    """Start a program that dies with this process.
+
+    Args:
+        output: takes what it prints; else that goes where this process's goes.
+    """
     parent = os.getpid()
 
     def prepare() -> None:
@@ -115,6 +122,8 @@ def spawn(
             command,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
             start_new_session=new_session,
             preexec_fn=prepare,
         )

@@ -6,7 +6,6 @@ is left behind is found.
 
 import contextlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import psutil
 
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.outcome import Status
+from megatron_bamboo.agent.process import spawn
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.rehearsal.bystander import Bystander
 from megatron_bamboo.rehearsal.draw import Drawn
@@ -89,14 +89,8 @@ class Training:
         self, words: Sequence[str], folder: Path, bystander: Bystander, output: IO[str]
     ) -> int:
         """Start the launching process, look on, and end it where it hangs; its status."""
-        process = subprocess.Popen(
-            [sys.executable, *words],
-            env=os.environ | {MARK: str(folder)},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        environment = os.environ | {MARK: str(folder)}
+        process = spawn([sys.executable, *words], environment, new_session=True, output=output)
         until = time.monotonic() + self.deadline_seconds
         try:
             while (status := process.poll()) is None:
