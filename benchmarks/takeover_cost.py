@@ -12,7 +12,8 @@ victim's stage, in undisturbed iterations of the same mode, without *wait*: what
 took that the shadow was in, which it ends first. *Stretch*: what the hit iteration takes more than
 an undisturbed one. *Bound*: the stretch by the shadow's work alone (``shadow_bound.py``).
 *Excess*: stretch - bound - pause. *Simulated*: the stretch that the simulator plays without any
-pause, by the order in which the product does things. 100 % is the middle of the first stage's last
+pause, by the order in which the product does things; *least*: that of the best order there is,
+backwards being whole. 100 % is the middle of the first stage's last
 backward, with which the iteration ends: then the commit comes. Kills after that are made again.
 
 With ``--signal STOP`` the node hangs instead: its lease (5 s) is part of the pause.
@@ -36,7 +37,7 @@ from pathlib import Path
 from statistics import median
 
 from made_up_text import prepare_data
-from shadow_bound import shadow_ends_at
+from shadow_bound import last_ends_at, shadow_ends_at
 from tables import table
 from timed_jobs import Emulation, Log, TimedJob, job_context
 
@@ -61,7 +62,7 @@ POLL_SECONDS = 0.01
 AIM = 0.05
 HEADS = (
     *("redundancy", "stage lost", "at", "kills", "pause", "longest", "paper's", "wait"),
-    *("stretch", "bound", "excess", "simulated"),
+    *("stretch", "bound", "excess", "simulated", "least"),
 )
 PARTS = ("kill to loss", "loss to plan", "plan to acting on it", "own work first", "the rest")
 
@@ -302,14 +303,16 @@ def _parts_of(log: Log, shadow: str, kill: float, wait: float, instead: float) -
     )
 
 
-def simulated_stretch(emulation: Emulation, cell: Cell, num_mirrors: int) -> float:
-    """What the simulator says of a loss without pause."""
+def simulated_stretches(emulation: Emulation, cell: Cell, num_mirrors: int) -> tuple[float, float]:
+    """What the simulator says of a loss without pause, and the least that it could be."""
     costs = emulation.costs
     compute = compute_schedule(emulation.num_stages, 1, emulation.num_microbatches)
     schedule = lower(add_redundancy(compute, cell.mode, costs, num_mirrors))
     undisturbed = simulate(schedule, costs)
     loss = loss_at(undisturbed, cell.stage, cell.moment * undisturbed.makespan)
-    return rehearse(schedule, costs, loss).timeline.makespan / undisturbed.makespan - 1
+    hit = rehearse(schedule, costs, loss)
+    least = max(last_ends_at(hit, costs), undisturbed.makespan)
+    return hit.timeline.makespan / undisturbed.makespan - 1, least / undisturbed.makespan - 1
 
 
 def cost_rows(
@@ -329,7 +332,7 @@ def cost_rows(
         numbers = (
             *(median(pauses), max(pauses), PAPERS_PAUSES[cell.moment], median(waits)),
             *(median(stretches), median(bounds), median(excess)),
-            simulated_stretch(emulation, cell, num_mirrors),
+            *simulated_stretches(emulation, cell, num_mirrors),
         )
         place = (cell.mode.value, str(cell.stage), f"{cell.moment:.0%}", str(len(kills)))
         yield (*place, *(f"{number:.3f}" for number in numbers))

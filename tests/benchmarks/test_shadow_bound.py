@@ -1,11 +1,11 @@
 """The bound by counting is that of the simulator, which plays the takeover's own order."""
 
 import pytest
-from shadow_bound import shadow_ends_at
+from shadow_bound import last_ends_at, shadow_ends_at
 from timed_jobs import Done
 
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, Op
-from megatron_bamboo.schedule.costs import Costs
+from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
 from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.lower import lower
 from megatron_bamboo.schedule.redundancy import Redundancy, add_redundancy
@@ -13,6 +13,7 @@ from megatron_bamboo.schedule.rehearse import loss_at, rehearse
 from megatron_bamboo.schedule.simulate import simulate
 
 STAGES, MICROBATCHES = 4, 6
+ROUNDING = 1e-9
 COSTS = Costs(forward=(1.0, 1.25, 1.5, 1.75), backward=(2.0, 2.25, 2.5, 2.75))
 
 
@@ -42,3 +43,14 @@ def test_the_bound_is_the_simulators(mode: Redundancy, victim: int, num_mirrors:
             done, kill, f"node{shadow}", shadow, victim, MICROBATCHES, seconds, *mirrored
         )
         assert ours == pytest.approx(hit.bound), (moment, kill)
+        least = last_ends_at(hit, COSTS)
+        assert ours <= least + ROUNDING and least <= hit.timeline.makespan + ROUNDING
+
+
+def test_what_comes_after_the_shadows_last_work_counts() -> None:
+    """Nothing of stage 1 is done at the loss: stage 0 runs one more backward after its shadow."""
+    compute = compute_schedule(3, 1, 1)
+    schedule = lower(add_redundancy(compute, Redundancy.LAZY, EQUAL_COSTS))
+    hit = rehearse(schedule, EQUAL_COSTS, loss_at(simulate(schedule, EQUAL_COSTS), 2, 1.5))
+    # Stage 1 ends its forward at 2, then it has 1 + 2 of stage 2 and 2 of its own to do.
+    assert (hit.bound, last_ends_at(hit, EQUAL_COSTS), hit.timeline.makespan) == (7, 9, 9)
