@@ -2,7 +2,7 @@
 
 A takeover opens and closes much. Only times are compared in which the job is whole: each node runs
 one stage and holds the replica of another. The time before the first loss in a worker's own
-pipeline does not count: what the first takeover needs is kept.
+pipeline since it joined does not count: what the first takeover needs is kept.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ def leak_complaints(events: Events) -> Iterator[str]:
     times = list(_whole_times(events))
     for source in sorted({event["source"] for event in events.of("resources")}):
         own = [event for event in events.of("resources") if event["source"] == source]
-        hit = _first_hit(events, own[0]["pipeline"])
+        hit = _first_hit(events, own[0])
         counts = [_least(own, start, end) for start, end in times if start > hit]
         known = [count for count in counts if count is not None]
         for kind in KINDS if len(known) > 1 else ():
@@ -28,10 +28,18 @@ def leak_complaints(events: Events) -> Iterator[str]:
                 yield f"{source} held {first} {kind} after a loss, and {last} after later ones"
 
 
-def _first_hit(events: Events, pipeline: int) -> float:
-    """When a node of a pipeline was first taken over; never, if none was."""
-    takeovers = [event for event in events.of("takeover") if event["pipeline"] == pipeline]
-    return min((float(event["time"]) for event in takeovers), default=float("inf"))
+def _first_hit(events: Events, joined: Event) -> float:
+    """When a worker first saw a node of its pipeline taken over; never, if none was.
+
+    Args:
+        joined: the first that is known of the worker.
+    """
+    takeovers = [float(e["time"]) for e in events.of("takeover") if _same_pipeline(e, joined)]
+    return min((time for time in takeovers if time > joined["time"]), default=float("inf"))
+
+
+def _same_pipeline(one: Event, other: Event) -> bool:
+    return bool(one["pipeline"] == other["pipeline"])
 
 
 def _whole_times(events: Events) -> Iterator[tuple[float, float]]:

@@ -57,5 +57,13 @@ def test_the_first_loss_of_another_pipeline_tells_nothing() -> None:
     assert leaks(made_whole(100, 24, hit=1), made_whole(200, 25), made_whole(300, 25)) == []
 
 
+def test_who_has_joined_after_a_loss_has_seen_none() -> None:
+    """Its own first takeover needs what it had not needed before."""
+    times = [made_whole(100.0 * n, number) for n, number in enumerate((24, 25, 25), 1)]
+    late = [e for time in times for e in time if e["event"] != "resources" or e["time"] > 103]
+    assert list(leak_complaints(Events(late))) == []
+    assert list(leak_complaints(Events([held(1.0, 99), *late]))) != []
+
+
 def test_a_time_too_short_to_settle_tells_nothing() -> None:
     assert leaks(made_whole(100, 25), made_whole(200, 26, settled=0)) == []
