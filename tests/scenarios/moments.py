@@ -112,6 +112,23 @@ class Campaign:
             yield list(kind)
 
 
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Several campaigns that differ in the mode, each kind of action in one of them by lot."""
+
+    campaigns: tuple[Campaign, ...]
+
+    def moments(self) -> Iterator[Moment]:
+        """By operation, stage and chunk."""
+        lot = random.Random(f"{SEED} {self.campaigns}")
+        kinds: dict[tuple[Op, int, int | None], list[Moment]] = {}
+        for moment in (moment for campaign in self.campaigns for moment in campaign.moments()):
+            action = moment.action
+            kinds.setdefault((action.op, action.stage, action.chunk), []).append(moment)
+        for _, moments in sorted(kinds.items(), key=lambda kind: kind[1][0].action):
+            yield lot.choice(moments)
+
+
 ENDS = (Pick.FIRST, Pick.MIDDLE, Pick.LAST)
 PLAIN_OPS = ALL_OPS - {Op.RF}
 PLAIN = [
@@ -151,7 +168,11 @@ INTERLEAVED = [
     Campaign(_interleaved(1, 2), Redundancy.BUBBLE, (Pick.MIDDLE,)),
     Campaign(_interleaved(1, 2, "sequence-parallel"), Redundancy.BUBBLE, (Pick.FIRST, Pick.LAST)),
 ]
-INTERLEAVED_DRAWN = [Campaign(_interleaved(1), mode, (Pick.DRAWN,)) for mode in MODES_WITH_REPLICAS]
+INTERLEAVED_DRAWN = [
+    OneOf(
+        tuple(Campaign(_interleaved(1), mode, (Pick.DRAWN,)) for mode in MODES_WITH_REPLICAS),
+    )
+]
 MIRRORED = [
     *(Campaign(Shape(3, 1, num_mirrors=2), mode, ENDS, LATE_OPS) for mode in MODES),
     *(Campaign(Shape(3, 2, num_mirrors=3), mode, ENDS, LATE_OPS) for mode in MODES),
@@ -211,8 +232,9 @@ TAIL_DRAWN = [
         (3, "zero-bf16", Redundancy.EAGER),
     )
 ]
-# The parts of CI hold one microbatch or pipeline of each operation, stage, chunk and mode.
-PARTS: dict[str, Sequence[Campaign]] = {
+# The parts of CI hold one microbatch or pipeline of each operation, stage and chunk, without chunks
+# in each mode.
+PARTS: dict[str, Sequence[Campaign | OneOf]] = {
     "ci": PLAIN_DRAWN,
     "ci-interleaved": INTERLEAVED_DRAWN,
     "ci-mirrored": MIRRORED_DRAWN,

@@ -1,7 +1,7 @@
 """The sweep plans every action that it says, and none that a node never comes to."""
 
 import pytest
-from moments import ALL_OPS, PARTS, Campaign, Moment, Pick, moments_of
+from moments import ALL_OPS, MODES_WITH_REPLICAS, PARTS, Campaign, Moment, Pick, moments_of
 from moving import moving_moments
 from tiny_gpt import Shape
 
@@ -77,10 +77,13 @@ def strata(moments: list[Moment], shared: bool) -> set[tuple[object, ...]]:
     }
 
 
-def test_ci_holds_each_operation_stage_chunk_and_mode_of_one_pipeline() -> None:
-    every = {kind for kind in strata(moments_of("interleaved"), False) if kind[0] == 1}
-    assert strata(moments_of("ci-interleaved"), False) == every
-    assert {op for _, _, op, _, _ in every} == ALL_OPS
+def test_ci_holds_each_operation_stage_and_chunk_of_one_pipeline() -> None:
+    every = {kind[2:] for kind in strata(moments_of("interleaved"), False) if kind[0] == 1}
+    drawn = moments_of("ci-interleaved")
+    assert {kind[2:] for kind in strata(drawn, False)} == every
+    assert len(drawn) == len(every)
+    assert {moment.redundancy for moment in drawn} == set(MODES_WITH_REPLICAS)
+    assert {op for op, _, _ in every} == ALL_OPS
 
 
 def test_workers_that_share_layers_lose_a_node_at_all_kinds_of_actions() -> None:
