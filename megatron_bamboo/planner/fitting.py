@@ -1,0 +1,152 @@
+"""The best cut that fits into memory.
+
+What a node needs depends on three stages in a row, and the first stages are in a row with the last
+ones, so what is best for a part cannot be told without the rest. The cuts are built up stage by
+stage, and of all beginnings that end at the same unit and stage only so many are kept: half of them
+those that promise the least time, half those that need the least memory.
+
+What that promises: a cut that is found always fits, planned microbatches included. It is the
+fastest of all that fit, *proven*, if nothing was left out, or if it is as fast as the best cut
+without any limit. Otherwise it is the best that was found, and one that fits may have been missed.
+Small cases are always proven (tests compare them with all cuts there are).
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import pairwise
+from typing import NamedTuple
+
+from megatron_bamboo.planner.cut import PLANNED_MICROBATCHES, Cut, cut_at
+from megatron_bamboo.planner.layers import UnitCosts, prefix_sums
+from megatron_bamboo.planner.memory import NO_UNITS, Memory
+
+KEPT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What the search has come to."""
+
+    cut: Cut | None
+    """None if none was found that fits."""
+    is_proven: bool
+    """Whether there is no better one, or none at all."""
+
+
+class _Start(NamedTuple):
+    """The first stages of a cut."""
+
+    promise: int
+    """No cut that begins like this is faster."""
+    peak: int
+    """The most that a node needs, as far as it is known."""
+    bounds: tuple[int, ...]
+    work: int
+    """Of the slowest stage."""
+    k: int
+    """The rightmost slowest stage."""
+
+    def what_matters(self) -> tuple[object, ...]:
+        """Starts that have the same of this go on alike."""
+        return self.bounds[:3], self.bounds[-3:], self.work, self.k, self.bounds[self.k]
+
+
+class Fitter:
+    """Cuts of one model within a limit.
+
+    Args:
+        limit: bytes of one worker.
+        kept: how many beginnings of cuts to keep.
+    """
+
+    def __init__(self, costs: UnitCosts, limit: int, kept: int = KEPT) -> None:
+        self._works = costs.works().ticks
+        self._sums = prefix_sums(self._works)
+        self._memory = Memory(costs)
+        self._limit = limit
+        self._kept = kept
+
+    def best(self, num_stages: int, free: Cut) -> Fitted:
+        """The best cut that fits.
+
+        Args:
+            free: the best one without a limit.
+        """
+        if self._fits(free):
+            return Fitted(free, is_proven=True)
+        if self._never_fits(num_stages):
+            return Fitted(None, is_proven=True)
+        starts, dropped = [_Start(0, 0, (0,), 0, 0)], False
+        for _ in range(num_stages):
+            grown = {s.what_matters(): s for start in starts for s in self._grow(start, num_stages)}
+            starts, has_dropped = self._keep(grown.values())
+            dropped |= has_dropped
+        fast = min(starts, default=None)
+        if fast is None:
+            return Fitted(None, is_proven=not dropped)
+        cut = cut_at(self._works, list(pairwise(fast.bounds)))
+        assert self._fits(cut) and cut.planned_time == fast.promise
+        return Fitted(cut, is_proven=not dropped or cut.planned_time == free.planned_time)
+
+    def _fits(self, cut: Cut) -> bool:
+        planned = PLANNED_MICROBATCHES * cut.num_stages
+        nodes = self._memory.of_cut(cut.spans)
+        return all(node.total(planned) <= self._limit for node in nodes)
+
+    def _never_fits(self, num_stages: int) -> bool:
+        """Whether the state alone is more than all nodes together hold."""
+        return min(num_stages, 3) * self._memory.state > num_stages * self._limit
+
+    def _grow(self, start: _Start, num_stages: int) -> Iterator[_Start]:
+        """One stage more, in each way that may still fit."""
+        stage, first = len(start.bounds) - 1, start.bounds[-1]
+        behind, num_units = num_stages - stage - 1, len(self._works)
+        pasts = range(first + 1, num_units - behind + 1) if behind else (num_units,)
+        for past in pasts:
+            bounds = (*start.bounds, past)
+            peak = max(start.peak, *self._needs(bounds, num_stages))
+            if peak > self._limit:
+                return  # with more units it is more
+            work, k = start.work, start.k
+            own = self._sums[past] - self._sums[first]
+            if own >= work:
+                work, k = own, stage
+            yield _Start(self._promise(bounds, work, k, num_stages), peak, bounds, work, k)
+
+    def _needs(self, bounds: tuple[int, ...], num_stages: int) -> Iterator[int]:
+        """What the nodes need whose stage is among the last three; what is not cut yet is 0."""
+        spans = list(pairwise(bounds))
+        known = len(spans)
+        spans += [NO_UNITS] * (num_stages - known)
+        for stage in range(max(0, known - 3), known):
+            after, next_after = (spans[(stage + more) % num_stages] for more in (1, 2))
+            node = self._memory.of_node(num_stages, stage, spans[stage], after, next_after)
+            yield node.total(PLANNED_MICROBATCHES * num_stages)
+
+    def _promise(self, bounds: tuple[int, ...], work: int, k: int, num_stages: int) -> int:
+        """What all cuts with these first stages take at least; of a whole cut its time."""
+        total, planned = self._sums[-1], (PLANNED_MICROBATCHES - 1) * num_stages
+        stays = total + (planned + k - 1) * work + total - self._sums[bounds[k]]
+        behind = num_stages - len(bounds) + 1
+        if not behind:
+            return stays
+        least = -(-(total - self._sums[bounds[-1]]) // behind)
+        # Or one of the stages behind becomes the rightmost slowest.
+        slower = max(work, least)
+        comes = total + (planned + len(bounds) - 2) * slower + slower
+        return comes if least > work else min(stays, comes)
+
+    def _keep(self, starts: Iterable[_Start]) -> tuple[list[_Start], bool]:
+        by_end: dict[int, list[_Start]] = {}
+        for start in starts:
+            by_end.setdefault(start.bounds[-1], []).append(start)
+        kept, dropped = [], False
+        for group in by_end.values():
+            if len(group) > self._kept:
+                half = self._kept // 2
+                frugal = nsmallest(half, group, key=lambda start: (start.peak, start))
+                group = list({*nsmallest(half, group), *frugal})
+                dropped = True
+            kept += group
+        return kept, dropped
