@@ -47,7 +47,7 @@ class Holdings:
         held: by node the units of which it has the newest state; who is not named has none.
         unit_bytes: by unit what a new holder receives.
         zones: by node; a node without a zone shares none.
-        stay: by node the place that it has now, if that is one of the new arrangement's.
+        stay: by node the place that it has now, with the pipeline's number in the new arrangement.
     """
 
     held: Mapping[str, Set[int]]
@@ -89,12 +89,19 @@ def _costs(
     most = max(map(max, amounts))
     return tuple(
         tuple(
-            (amount * (len(places) * most**2 + 1) + amount**2) * (len(places) + 1)
-            + (holdings.stay.get(node) != place)
+            (amount * (len(places) * most**2 + 1) + amount**2) * (2 * len(places) + 1)
+            + _strangeness(place, holdings.stay.get(node))
             for amount, node in zip(row, nodes, strict=True)
         )
         for row, place in zip(amounts, places, strict=True)
     )
+
+
+def _strangeness(place: Place, before: Place | None) -> int:
+    """How far a place is from the one before: in another pipeline, elsewhere in it, or the same."""
+    if before is None or before[0] != place[0]:
+        return 2
+    return int(before != place)
 
 
 def _placement(
