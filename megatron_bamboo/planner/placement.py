@@ -38,6 +38,11 @@ class Placement:
     is_least: bool
     """Nothing is spread better or, spread as well, moves less; False: it was not searched out."""
 
+    def needed(self, arrangement: Arrangement) -> dict[str, frozenset[int]]:
+        """By node the units of its place."""
+        nodes = (node for pipeline in self.pipelines for node in pipeline)
+        return dict(zip(nodes, units_needed(arrangement), strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class Holdings:

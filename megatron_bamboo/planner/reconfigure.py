@@ -88,7 +88,7 @@ def reconfigure(
 
 
 def _protection(draft: Draft) -> tuple[Protection, str]:
-    has, fewest = draft.num_nodes, draft.sizes.fewest
+    has, least = draft.num_nodes, draft.sizes.least
     needed = draft.sizes.fault_tolerance + 1
     number = len(draft.pipelines)
     if number >= needed:
@@ -96,10 +96,10 @@ def _protection(draft: Draft) -> tuple[Protection, str]:
     if not number:
         return (
             Protection.TOO_FEW,
-            f"{has} live nodes do not hold the model: add {fewest - has} for one pipeline",
+            f"{has} live nodes do not hold the model: add {least - has} for one pipeline",
         )
     return (
         Protection.UNPROTECTED,
         f"{number} of {needed} pipelines: {has} live nodes, "
-        f"add {needed * fewest - has} to survive {needed - 1} lost",
+        f"add {needed * least - has} to survive {needed - 1} lost",
     )

@@ -34,7 +34,7 @@ class Sizes:
     """How many nodes a pipeline can have, and how many losses the model should survive.
 
     Args:
-        fewest: nodes that hold the model, replicas counted: the smallest template (n0).
+        least: nodes that hold the model, replicas counted: the smallest template (n0).
         most: nodes of the largest template.
         fault_tolerance: f; it takes f + 1 pipelines.
 
@@ -42,13 +42,13 @@ class Sizes:
         ValueError: there is no such template.
     """
 
-    fewest: int
+    least: int
     most: int
     fault_tolerance: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.fewest <= self.most:
-            raise ValueError(f"templates of {self.fewest} to {self.most} nodes: there is none")
+        if not 1 <= self.least <= self.most:
+            raise ValueError(f"templates of {self.least} to {self.most} nodes: there is none")
         if self.fault_tolerance < 0:
             raise ValueError(f"fault tolerance {self.fault_tolerance}: it must be 0 or above")
 
@@ -104,7 +104,7 @@ class Draft:
 
     def merge(self) -> None:
         """Dissolve the smallest pipelines where there are too few nodes for all."""
-        while len(self.pipelines) > self.num_nodes // self.sizes.fewest:
+        while len(self.pipelines) > self.num_nodes // self.sizes.least:
             smallest = min(reversed(self.pipelines), key=lambda p: len(p.nodes))
             self.pipelines.remove(smallest)
             self.merged |= dict.fromkeys(smallest.nodes, smallest.name)
@@ -113,15 +113,15 @@ class Draft:
             self._note(
                 Rule.MERGE,
                 f"{smallest.name} is dissolved: {self.num_nodes} nodes are too few for "
-                f"{len(self.pipelines) + 1} pipelines of {self.sizes.fewest}",
+                f"{len(self.pipelines) + 1} pipelines of {self.sizes.least}",
             )
 
     def fill(self) -> None:
         """Bring each pipeline to the smallest template, from free nodes or from the largest."""
         for short in sorted(self.pipelines, key=lambda p: -len(p.nodes)):
-            while len(short.nodes) < self.sizes.fewest:
+            while len(short.nodes) < self.sizes.least:
                 if self.free:
-                    self._join(short, f"which needs {self.sizes.fewest} nodes")
+                    self._join(short, f"which needs {self.sizes.least} nodes")
                     continue
                 giver, node = self._borrowed()
                 short.nodes.append(node)
@@ -149,11 +149,11 @@ class Draft:
         needed = self.sizes.fault_tolerance + 1
         while (
             len(self.pipelines) < needed
-            and (len(self.pipelines) + 1) * self.sizes.fewest <= self.num_nodes
+            and (len(self.pipelines) + 1) * self.sizes.least <= self.num_nodes
         ):
             givers: list[str] = []
-            nodes = [self.free.pop(0) for _ in range(min(self.sizes.fewest, len(self.free)))]
-            while len(nodes) < self.sizes.fewest:
+            nodes = [self.free.pop(0) for _ in range(min(self.sizes.least, len(self.free)))]
+            while len(nodes) < self.sizes.least:
                 giver, node = self._borrowed()
                 nodes.append(node)
                 givers += [giver] if giver not in givers else []
@@ -162,9 +162,9 @@ class Draft:
 
     def grow(self) -> None:
         """Use free nodes for pipelines like the largest, then for the smallest; the rest waits."""
-        while len(self.free) >= self.sizes.fewest:
+        while len(self.free) >= self.sizes.least:
             largest = max((len(pipeline.nodes) for pipeline in self.pipelines), default=0)
-            size = min(max(largest, self.sizes.fewest), len(self.free))
+            size = min(max(largest, self.sizes.least), len(self.free))
             nodes = [self.free.pop(0) for _ in range(size)]
             self._found(nodes, Rule.GROW, f": {size} nodes were free")
         while self.free and self.pipelines:
@@ -174,7 +174,7 @@ class Draft:
             self._join(smallest, "which has the fewest nodes")
         for node in self.free:
             full = f"no pipeline takes more than {self.sizes.most} nodes"
-            none = f"{self.sizes.fewest} nodes make a pipeline"
+            none = f"{self.sizes.least} nodes make a pipeline"
             self._note(Rule.REST, f"{node} waits as a standby: {full if self.pipelines else none}")
 
     def resize(self, old: Sequence[PipelineNodes]) -> None:
@@ -191,7 +191,7 @@ class Draft:
     def _borrowed(self) -> tuple[str, str]:
         """A node of the largest pipeline, which can spare it, and that pipeline's name."""
         giver = max(self.pipelines, key=lambda p: len(p.nodes))
-        assert len(giver.nodes) > self.sizes.fewest, "merged until someone can spare a node"
+        assert len(giver.nodes) > self.sizes.least, "merged until someone can spare a node"
         return giver.name, giver.nodes.pop()
 
     def _join(self, pipeline: DraftPipeline, reason: str) -> None:

@@ -12,6 +12,7 @@ from megatron_bamboo.planner.placement import Holdings, place_nodes
 from megatron_bamboo.planner.places import units_needed
 from megatron_bamboo.planner.reconfigure import Protection, Reconfiguration, reconfigure
 from megatron_bamboo.planner.regroup import PipelineNodes, Rule, Sizes
+from megatron_bamboo.planner.transfers import Links, plan_transfers
 
 
 def pipelines(*sizes: int) -> tuple[PipelineNodes, ...]:
@@ -123,8 +124,8 @@ def test_impossible_sizes_are_refused(sizes: tuple[int, int, int]) -> None:
 def changes(
     draw: st.DrawFn,
 ) -> tuple[tuple[PipelineNodes, ...], Sizes, frozenset[str], tuple[str, ...]]:
-    fewest = draw(st.integers(1, 4))
-    sizes = Sizes(fewest, draw(st.integers(fewest, 8)), draw(st.integers(0, 2)))
+    least = draw(st.integers(1, 4))
+    sizes = Sizes(least, draw(st.integers(least, 8)), draw(st.integers(0, 2)))
     old = pipelines(*draw(st.lists(st.integers(1, 9), max_size=4)))
     nodes = [node for pipeline in old for node in pipeline.nodes]
     leaving = draw(st.frozensets(st.sampled_from(nodes))) if nodes else frozenset()
@@ -142,10 +143,10 @@ def test_every_live_node_is_placed_or_waits_in_pipelines_of_allowed_sizes(change
     used = [*answer.standbys, *(node for p in answer.pipelines for node in p.nodes)]
     assert Counter(used) == Counter(live)
     for pipeline in answer.pipelines:
-        assert sizes.fewest <= len(pipeline.nodes) == pipeline.num_stages <= sizes.most
+        assert sizes.least <= len(pipeline.nodes) == pipeline.num_stages <= sizes.most
     # A node waits only where every pipeline is full, and it cannot make one with others.
     if answer.standbys:
-        assert len(answer.standbys) < sizes.fewest
+        assert len(answer.standbys) < sizes.least
         assert all(len(pipeline.nodes) == sizes.most for pipeline in answer.pipelines)
 
 
@@ -155,12 +156,12 @@ def test_the_answer_says_whether_there_are_nodes_for_what_is_asked(change: Chang
     answer = reconfigure(old, sizes, leaving, free)
     live = sum(len(pipeline.nodes) for pipeline in old) - len(leaving) + len(free)
     needed = sizes.fault_tolerance + 1
-    enough = live >= needed * sizes.fewest
+    enough = live >= needed * sizes.least
     assert (
         (answer.protection is Protection.PROTECTED) == enough == (len(answer.pipelines) >= needed)
     )
     assert (
-        (answer.protection is Protection.TOO_FEW) == (live < sizes.fewest) == (not answer.pipelines)
+        (answer.protection is Protection.TOO_FEW) == (live < sizes.least) == (not answer.pipelines)
     )
 
 
@@ -182,14 +183,14 @@ def fewest_departures(change: Change) -> int:
     kept = [sum(node not in leaving for node in pipeline.nodes) for pipeline in old]
     kept = [number for number in kept if number]
     live = sum(kept) + len(free)
-    possible = live // sizes.fewest
+    possible = live // sizes.least
     wanted = max(min(len(kept), possible), min(sizes.fault_tolerance + 1, possible))
-    allowed = range(sizes.fewest, sizes.most + 1)
+    allowed = range(sizes.least, sizes.most + 1)
     return min(
         sum(max(had - has, 0) for had, has in zip(kept, after, strict=True))
         for after in product((0, *allowed), repeat=len(kept))
         for more in [max(wanted - sum(map(bool, after)), 0)]
-        if sum(after) + more * sizes.fewest <= live
+        if sum(after) + more * sizes.least <= live
     )
 
 
@@ -207,7 +208,7 @@ def test_no_node_leaves_its_pipeline_that_need_not(change: Change) -> None:
     assert len(members - stays) == fewest_departures(change)
 
 
-def test_a_loss_becomes_places_and_only_the_hit_pipeline_receives_state() -> None:
+def test_a_loss_becomes_places_and_transfers_within_the_pipeline_that_it_hit() -> None:
     """From pipelines to places: the template gives the stages, and who may stay, stays."""
 
     def template(size: int) -> tuple[StageSpan, ...]:
@@ -227,3 +228,6 @@ def test_a_loss_becomes_places_and_only_the_hit_pipeline_receives_state() -> Non
     placement = place_nodes(after, live, holdings)
     assert placement.pipelines == (("0", "1", "2"), ("3", "4", "6"), ("7", "8", "9", "10"))
     assert placement.moved_bytes == 7 and placement.is_least
+    moves = plan_transfers(placement.needed(after), held, Links(holdings.unit_bytes))
+    assert moves.total_bytes(Links(holdings.unit_bytes)) == 7
+    assert {transfer.target for transfer in moves.transfers} == {"3", "4", "6"}
