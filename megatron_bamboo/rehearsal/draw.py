@@ -81,6 +81,8 @@ class _Draw:
         """The standbys, in the order in which they take places."""
         self._recent: list[str] = []
         """Lost since the job was whole, as far as can be known."""
+        self._uncertain: set[str] = set()
+        """Came, or will, at about the same time as others: which place it has nobody can know."""
         self._step = lottery.shape.start_step + lot.randint(2, 3)
         self._injections: list[Injection] = []
         self._write_faults: list[WriteFault] = []
@@ -123,7 +125,7 @@ class _Draw:
             return False
         node = self._lot.choice(free)
         self._injections.append(self._injection(node, how))
-        if self._lot.random() < _BOTH_HOLDERS:
+        if node not in self._uncertain and self._lot.random() < _BOTH_HOLDERS:
             self._injections.append(self._injection(self._next_of(node), how))
             return False
         self._recent.append(node)
@@ -139,8 +141,10 @@ class _Draw:
         return Injection(node, Fault(self._step, Nth(self._lot.randint(1, actions)), how))
 
     def _survivable(self) -> Iterator[str]:
-        """The nodes whose loss can be survived after the recent ones."""
+        """The nodes whose loss can be survived after the recent ones, wherever they are."""
         spared = {neighbour for node in self._recent for neighbour in self._neighbours(node)}
+        if self._recent:
+            spared |= self._uncertain
         for pipeline in self._pipelines:
             if len(pipeline) > 1:
                 yield from (node for node in pipeline if node not in spared)
@@ -148,17 +152,23 @@ class _Draw:
     def _go_on(self) -> None:
         """To the step of the next loss."""
         (way,) = self._lot.choices(("apart", "next", "same"), (_APART, _NEXT_STEP, _SAME_STEP))
-        if way == "apart":
+        if way == "apart" or self._recent[-1] in self._uncertain:
             self._wait_until_healed()
         else:
             self._step += way == "next"
 
     def _wait_until_healed(self) -> None:
-        """Standbys take the places of the lost, pipeline by pipeline; without one a place goes."""
+        """Standbys take the places of the lost; without one a place goes."""
+        recent = set(self._recent)
+        if len(recent) > 1:
+            self._uncertain.update(map(next_life, recent))
         for pipeline in self._pipelines:
-            for node in [node for node in pipeline if node in self._recent]:
+            for node in [node for node in pipeline if node in recent]:
                 place = pipeline.index(node)
-                pipeline[place : place + 1] = [self._waiting.pop(0)] if self._waiting else []
+                new = [self._waiting.pop(0)] if self._waiting else []
+                pipeline[place : place + 1] = new
+                if len(recent) > 1 or recent & self._uncertain:
+                    self._uncertain.update(new)
         self._recent.clear()
         self._step += self._lottery.apart + self._lot.randint(0, self._lottery.apart // 2)
 

@@ -69,6 +69,22 @@ def test_where_places_are_taken_again_the_new_nodes_are_struck_too(seed: int) ->
     assert {first_life(node) for node in nodes} <= {f"node{number}" for number in range(8)}
 
 
+@given(st.integers(0, 10**6))
+def test_who_came_in_at_the_same_time_as_another_is_lost_alone(seed: int) -> None:
+    """Which of two places each of two standbys takes depends on what the seed does not know."""
+    losses = LONG.run(seed, 1).injections
+    groups = [[losses[0]]]
+    for one, next_one in pairwise(losses):
+        if step_of(next_one) - step_of(one) < LONG.apart:
+            groups[-1].append(next_one)
+        else:
+            groups.append([next_one])
+    # Two standbys at first: they come in together at the first two losses, or one after the other.
+    if len(groups[0]) > 1:
+        (together,) = [[g for g in groups if {"node6", "node7"} & {one.node for one in g}]]
+        assert all(len(group) == 1 for group in together[:-1])
+
+
 def test_some_are_struck_in_a_later_life() -> None:
     nodes = {one.node for n in range(50) for one in LONG.run(1, n).injections}
     assert {"node6", "node0.2"} <= nodes
