@@ -49,6 +49,13 @@ class Cut:
         k = self.slowest
         return (k - 1 - self.num_stages) * self.works[k] + sum(self.works) + sum(self.works[k:])
 
+    @property
+    def least_before(self) -> int:
+        """The same for the least that any schedule takes: of the first microbatch all stages'
+        work, of each other one that of the slowest. The formula is never above it, and far below
+        with few microbatches or a slowest stage that comes early."""
+        return sum(self.works) - self.work_of_slowest
+
     def time(self, num_microbatches: int) -> int:
         """What an iteration takes by the formula."""
         return self.time_before + num_microbatches * self.work_of_slowest

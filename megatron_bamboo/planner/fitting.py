@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from megatron_bamboo.planner.cut import PLANNED_MICROBATCHES, Cut, cut_at
 from megatron_bamboo.planner.layers import UnitCosts, prefix_sums
-from megatron_bamboo.planner.memory import NO_UNITS, Memory
+from megatron_bamboo.planner.memory import NO_UNITS, Memory, most_microbatches
 
 KEPT = 16
 
@@ -32,6 +32,12 @@ class Fitted:
     """None if none was found that fits."""
     is_proven: bool
     """Whether there is no better one, or none at all."""
+
+
+def planned_need(memory: Memory, cut: Cut) -> int:
+    """The bytes of the worker that needs most, with the microbatches that cuts are planned for."""
+    planned = PLANNED_MICROBATCHES * cut.num_stages
+    return max(node.total(planned) for node in memory.of_cut(cut.spans))
 
 
 class _Start(NamedTuple):
@@ -63,7 +69,7 @@ class Fitter:
     def __init__(self, costs: UnitCosts, limit: int, kept: int = KEPT) -> None:
         self._works = costs.works().ticks
         self._sums = prefix_sums(self._works)
-        self._memory = Memory(costs)
+        self.memory = Memory(costs)
         self._limit = limit
         self._kept = kept
 
@@ -89,14 +95,16 @@ class Fitter:
         assert self._fits(cut) and cut.planned_time == fast.promise
         return Fitted(cut, is_proven=not dropped or cut.planned_time == free.planned_time)
 
+    def most_microbatches(self, cut: Cut) -> int | None:
+        """How many a pipeline with this cut can have; None if memory does not limit them."""
+        return most_microbatches(self.memory.of_cut(cut.spans), self._limit)
+
     def _fits(self, cut: Cut) -> bool:
-        planned = PLANNED_MICROBATCHES * cut.num_stages
-        nodes = self._memory.of_cut(cut.spans)
-        return all(node.total(planned) <= self._limit for node in nodes)
+        return planned_need(self.memory, cut) <= self._limit
 
     def _never_fits(self, num_stages: int) -> bool:
         """Whether the state alone is more than all nodes together hold."""
-        return min(num_stages, 3) * self._memory.state > num_stages * self._limit
+        return min(num_stages, 3) * self.memory.state > num_stages * self._limit
 
     def _grow(self, start: _Start, num_stages: int) -> Iterator[_Start]:
         """One stage more, in each way that may still fit."""
@@ -121,7 +129,7 @@ class Fitter:
         spans += [NO_UNITS] * (num_stages - known)
         for stage in range(max(0, known - 3), known):
             after, next_after = (spans[(stage + more) % num_stages] for more in (1, 2))
-            node = self._memory.of_node(num_stages, stage, spans[stage], after, next_after)
+            node = self.memory.of_node(num_stages, stage, spans[stage], after, next_after)
             yield node.total(PLANNED_MICROBATCHES * num_stages)
 
     def _promise(self, bounds: tuple[int, ...], work: int, k: int, num_stages: int) -> int:

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import add
 
-from megatron_bamboo.planner.microbatches import least_time
-from megatron_bamboo.planner.templates import Templates
+from megatron_bamboo.planner.microbatches import Pace, least_time
 
 _IMPOSSIBLE = -(10**15)
 """Microbatches of pipelines that do not exist: whatever is added, it stays below 0."""
@@ -37,19 +36,23 @@ class Instantiator:
     """The multisets of templates for one number of nodes.
 
     Args:
-        templates: those that may be used.
+        paces: by the number of nodes of a template how long it takes.
         fault_tolerance: how many pipelines more than one there must be.
         num_microbatches: of the global batch; no pipeline is without one.
     """
 
     def __init__(
-        self, templates: Templates, num_nodes: int, fault_tolerance: int, num_microbatches: int
+        self,
+        paces: Mapping[int, Pace],
+        num_nodes: int,
+        fault_tolerance: int,
+        num_microbatches: int,
     ) -> None:
-        self._templates = templates
+        self._paces = paces
         self._num_nodes = num_nodes
         self._fewest = fault_tolerance + 1
         self._num_microbatches = num_microbatches
-        self._latest = max((t.pace.time(num_microbatches) for t in templates.values()), default=0)
+        self._latest = max((pace.time(num_microbatches) for pace in paces.values()), default=0)
 
     def best(self, wanted: int) -> tuple[Multiset, ...]:
         """So many of the fastest multisets, or all if there are fewer; none if there is none."""
@@ -75,7 +78,7 @@ class Instantiator:
     def _least_time(self) -> int | None:
         if not self._can(self._latest):
             return None
-        low, high = min(t.pace.time(1) for t in self._templates.values()), self._latest
+        low, high = min(pace.time(1) for pace in self._paces.values()), self._latest
         while low < high:
             middle = (low + high) // 2
             if self._can(middle):
@@ -87,9 +90,9 @@ class Instantiator:
     def _numbers_within(self, time: int) -> Mapping[int, int]:
         """By size the microbatches that a template can do; those that can do none left out."""
         return {
-            size: min(template.pace.number_within(time), self._num_microbatches)
-            for size, template in self._templates.items()
-            if template.pace.time(1) <= time and template.pace.most != 0
+            size: min(pace.number_within(time), self._num_microbatches)
+            for size, pace in self._paces.items()
+            if pace.time(1) <= time and pace.most != 0
         }
 
     def _can(self, time: int) -> bool:
@@ -107,7 +110,7 @@ class Instantiator:
         return [Multiset(self._time(sizes), sizes) for sizes in every]
 
     def _time(self, sizes: Sequence[int]) -> int:
-        return least_time([self._templates[size].pace for size in sizes], self._num_microbatches)
+        return least_time([self._paces[size] for size in sizes], self._num_microbatches)
 
     def _enumerate(self, numbers: Mapping[int, int]) -> Iterator[tuple[int, ...]]:
         """The multisets that can do all microbatches, short pipelines first."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from megatron_bamboo.planner.cut import Cut, Cutter
 from megatron_bamboo.planner.fitting import Fitter
 from megatron_bamboo.planner.layers import UnitCosts
-from megatron_bamboo.planner.memory import Memory, most_microbatches
 from megatron_bamboo.planner.microbatches import Pace
 
 
@@ -22,6 +21,9 @@ class Template:
 
     cut: Cut
     pace: Pace
+    """By the formula."""
+    least: Pace
+    """What an iteration takes at least, by the work of the slowest stage."""
     is_proven: bool
     """Whether it is the fastest by the formula of all cuts that fit."""
 
@@ -34,32 +36,47 @@ Templates = Mapping[int, Template]
 """By number of nodes."""
 
 
-def make_templates(costs: UnitCosts, sizes: Iterable[int], limit: int | None = None) -> Templates:
-    """The templates that there are for some numbers of nodes.
+class TemplateMaker:
+    """The templates of one model, each made when it is first asked for.
 
     Args:
-        sizes: those with more nodes than the model has units have no template.
-        limit: bytes of memory that a worker has; what does not fit has no template either.
+        limit: bytes of memory that a worker has; None if it is free.
 
     Raises:
         ValueError: there is a limit, and the costs have no bytes.
     """
-    cutter = Cutter(costs.works().ticks)
-    possible = [size for size in sizes if size <= cutter.num_units]
-    if limit is None:
-        return {size: _free(cutter.best(size)) for size in possible}
-    memory, fitter, templates = Memory(costs), Fitter(costs, limit), {}
-    for size in possible:
-        fitted = fitter.best(size, cutter.best(size))
-        if fitted.cut is not None:
-            most = most_microbatches(memory.of_cut(fitted.cut.spans), limit)
-            pace = Pace(fitted.cut.time_before, fitted.cut.work_of_slowest, most)
-            templates[size] = Template(fitted.cut, pace, fitted.is_proven)
-    return templates
 
+    def __init__(self, costs: UnitCosts, limit: int | None = None) -> None:
+        self._cutter = Cutter(costs.works().ticks)
+        self._fitter = None if limit is None else Fitter(costs, limit)
+        self._made: dict[int, Template | None] = {}
 
-def _free(cut: Cut) -> Template:
-    return Template(cut, Pace(cut.time_before, cut.work_of_slowest), is_proven=True)
+    def make(self, num_nodes: int) -> Template | None:
+        """The template for so many nodes; None if no cut was found that fits.
+
+        Raises:
+            ValueError: the model has fewer units.
+        """
+        if num_nodes not in self._made:
+            self._made[num_nodes] = self._make(num_nodes)
+        return self._made[num_nodes]
+
+    def make_all(self, sizes: Iterable[int]) -> Templates:
+        """Those that there are for some numbers of nodes."""
+        made = ((size, self.make(size)) for size in sizes)
+        return {size: template for size, template in made if template is not None}
+
+    def _make(self, num_nodes: int) -> Template | None:
+        cut, is_proven, most = self._cutter.best(num_nodes), True, None
+        if self._fitter is not None:
+            fitted = self._fitter.best(num_nodes, cut)
+            if fitted.cut is None:
+                return None
+            cut, is_proven = fitted.cut, fitted.is_proven
+            most = self._fitter.most_microbatches(cut)
+        each = cut.work_of_slowest
+        pace, least = Pace(cut.time_before, each, most), Pace(cut.least_before, each, most)
+        return Template(cut, pace, least, is_proven)
 
 
 def is_coverable(num_nodes: int, least: int, most: int, fault_tolerance: int) -> bool:

@@ -10,9 +10,13 @@ from megatron_bamboo.planner.cut import Cutter
 from megatron_bamboo.planner.instantiate import Instantiator, Multiset
 from megatron_bamboo.planner.layers import Unit, UnitCosts
 from megatron_bamboo.planner.microbatches import Pace, least_time, split
-from megatron_bamboo.planner.templates import Template, make_templates
+from megatron_bamboo.planner.templates import TemplateMaker
 
 EVEN = UnitCosts(tuple(Unit(f"layer{i}", 1, 2) for i in range(24)))
+
+
+def paces_up_to(sizes: range, costs: UnitCosts) -> dict[int, Pace]:
+    return {n: template.pace for n, template in TemplateMaker(costs).make_all(sizes).items()}
 
 
 def every_multiset(sizes: list[int], nodes: int) -> Iterator[tuple[int, ...]]:
@@ -26,20 +30,18 @@ def every_multiset(sizes: list[int], nodes: int) -> Iterator[tuple[int, ...]]:
                 yield (size, *rest)
 
 
-def paces_of(templates: dict[int, Template], sizes: tuple[int, ...]) -> list[Pace]:
-    return [templates[size].pace for size in sizes]
+def paces_of(paces: dict[int, Pace], sizes: tuple[int, ...]) -> list[Pace]:
+    return [paces[size] for size in sizes]
 
 
-def enumerated(
-    templates: dict[int, Template], nodes: int, f: int, num_microbatches: int
-) -> list[Multiset]:
+def enumerated(paces: dict[int, Pace], nodes: int, f: int, num_microbatches: int) -> list[Multiset]:
     """All that can do the microbatches, fastest first."""
     found = []
-    for sizes in every_multiset(sorted(templates), nodes):
-        paces = paces_of(templates, sizes)
-        mosts = [num_microbatches if pace.most is None else pace.most for pace in paces]
+    for sizes in every_multiset(sorted(paces), nodes):
+        used = paces_of(paces, sizes)
+        mosts = [num_microbatches if pace.most is None else pace.most for pace in used]
         if f < len(sizes) <= num_microbatches and sum(mosts) >= num_microbatches and all(mosts):
-            found.append(Multiset(least_time(paces, num_microbatches), sizes))
+            found.append(Multiset(least_time(used, num_microbatches), sizes))
     return sorted(found)
 
 
@@ -50,27 +52,27 @@ def enumerated(
 def test_known_arrangements(
     nodes: int, sizes: tuple[int, ...], numbers: tuple[int, ...], time: int
 ) -> None:
-    templates = dict(make_templates(EVEN, range(2, 6)))
-    best, *_ = Instantiator(templates, nodes, 1, 24).best(20)
+    paces = paces_up_to(range(2, 6), EVEN)
+    best, *_ = Instantiator(paces, nodes, 1, 24).best(20)
     assert best == Multiset(time, sizes)
-    assert split(paces_of(templates, sizes), 24) == numbers
+    assert split(paces_of(paces, sizes), 24) == numbers
 
 
 def test_known_times_of_others() -> None:
-    templates = dict(make_templates(EVEN, range(2, 6)))
-    times = {found.sizes: found.time for found in Instantiator(templates, 7, 1, 24).best(20)}
+    paces = paces_up_to(range(2, 6), EVEN)
+    times = {found.sizes: found.time for found in Instantiator(paces, 7, 1, 24).best(20)}
     assert times == {(2, 2, 3): 288, (3, 4): 306, (2, 5): 309}
 
 
 def test_known_numbers_of_multisets() -> None:
-    templates = dict(make_templates(EVEN, range(2, 12)))
-    found = [len(Instantiator(templates, nodes, 1, 24).best(99)) for nodes in range(4, 14)]
+    paces = paces_up_to(range(2, 12), EVEN)
+    found = [len(Instantiator(paces, nodes, 1, 24).best(99)) for nodes in range(4, 14)]
     assert found == [1, 1, 3, 3, 6, 7, 11, 13, 20, 23]
 
 
 def test_too_few_nodes_make_up_nothing() -> None:
-    templates = dict(make_templates(EVEN, range(2, 6)))
-    assert Instantiator(templates, 3, 1, 24).best(20) == ()
+    paces = paces_up_to(range(2, 6), EVEN)
+    assert Instantiator(paces, 3, 1, 24).best(20) == ()
     assert Instantiator({}, 3, 1, 24).best(20) == ()
 
 
@@ -94,14 +96,13 @@ def test_the_best_are_those_of_enumerating_all(
     wanted: int,
 ) -> None:
     cutter = Cutter(works)
-    templates = {}
+    paces = {}
     for size in sorted(limits):
         if size <= len(works):
             cut = cutter.best(size)
-            pace = Pace(cut.time_before, cut.work_of_slowest, limits[size])
-            templates[size] = Template(cut, pace, True)
-    found = Instantiator(templates, nodes, f, num_microbatches).best(wanted)
-    every = enumerated(templates, nodes, f, num_microbatches)
+            paces[size] = Pace(cut.time_before, cut.work_of_slowest, limits[size])
+    found = Instantiator(paces, nodes, f, num_microbatches).best(wanted)
+    every = enumerated(paces, nodes, f, num_microbatches)
     assert [one.time for one in found] == [one.time for one in every[:wanted]]
     assert set(found) <= set(every)
 
@@ -117,7 +118,7 @@ def test_up_to_32_nodes_as_well(
     works: list[int], nodes: int, f: int, num_microbatches: int
 ) -> None:
     units = (Unit(f"layer{i}", work / 2, work / 2) for i, work in enumerate(works))
-    templates = dict(make_templates(UnitCosts(tuple(units)), range(2, 13)))
-    found = Instantiator(templates, nodes, f, num_microbatches).best(20)
-    every = enumerated(templates, nodes, f, num_microbatches)
+    paces = paces_up_to(range(2, 13), UnitCosts(tuple(units)))
+    found = Instantiator(paces, nodes, f, num_microbatches).best(20)
+    every = enumerated(paces, nodes, f, num_microbatches)
     assert [one.time for one in found] == [one.time for one in every[:20]]

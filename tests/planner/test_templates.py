@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from megatron_bamboo.planner.layers import Unit, UnitBytes, UnitCosts
 from megatron_bamboo.planner.memory import Memory
 from megatron_bamboo.planner.templates import (
+    TemplateMaker,
     is_coverable,
     longest_needed,
     longest_useful,
-    make_templates,
 )
 
 COSTS = UnitCosts(tuple(Unit(f"layer{i}", 1, 2, UnitBytes(100, 2)) for i in range(8)), 1)
@@ -43,7 +43,7 @@ def test_no_shorter_longest_template_suffices(least: int, f: int, more: int) -> 
 
 
 def test_there_is_a_template_for_each_number_of_nodes_that_there_are_units_for() -> None:
-    templates = make_templates(COSTS, range(2, 12))
+    templates = TemplateMaker(COSTS).make_all(range(2, 9))
     assert list(templates) == [2, 3, 4, 5, 6, 7, 8]
     assert all(size == template.num_nodes for size, template in templates.items())
     assert templates[2].pace.time(7) == templates[2].cut.time(7) == 24 + (7 - 2 + 1 - 1) * 12 + 12
@@ -51,7 +51,7 @@ def test_there_is_a_template_for_each_number_of_nodes_that_there_are_units_for()
 
 def test_with_a_limit_there_are_only_those_that_fit() -> None:
     limit = 750
-    templates = make_templates(COSTS, range(1, 9), limit)
+    templates = TemplateMaker(COSTS, limit).make_all(range(1, 9))
     assert list(templates) == [5, 6, 7, 8]
     for size, template in templates.items():
         nodes = Memory(COSTS).of_cut(template.cut.spans)
