@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "profile": ("megatron_bamboo.agent.profile", "time a model's forwards and backwards"),
     "rehearse": ("megatron_bamboo.rehearsal.command", "lose nodes by lot, and judge each run"),
     "memory": ("megatron_bamboo.agent.memory", "say what a run takes of each worker's memory"),
+    "status": ("megatron_bamboo.watching.command", "show a job: who runs what, how far it is"),
     "compare": ("megatron_bamboo.observe.compare", "compare two runs bit for bit"),
 }
 

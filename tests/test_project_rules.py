@@ -21,6 +21,11 @@ PURE = (
     "rehearsal/fault",
     "rehearsal/leaks",
     "rehearsal/work",
+    "watching/history",
+    "watching/loss_kinds",
+    "watching/render",
+    "watching/status",
+    "watching/summary",
 )
 
 

@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import NoReturn
 
 from megatron_bamboo.agent.coordinator import Coordinator, JobFailed, NoProgress
-from megatron_bamboo.agent.job import COORDINATOR, JobSpec
+from megatron_bamboo.agent.job import COORDINATOR, JobShape, JobSpec
 from megatron_bamboo.agent.outcome import OUTCOME_KEY, Outcome, Status
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.agent.telling import Announcer
@@ -53,9 +53,9 @@ class LeadStatus(IntEnum):
     """Whoever leads has kept the journal locked, as one does that was stopped just then."""
 
 
-def limit_seconds(spec: JobSpec) -> float:
+def limit_seconds(shape: JobShape) -> float:
     """How old a leader's last sign of life may be."""
-    return max(spec.shape.lease_seconds, SHORTEST_LIMIT_SECONDS)
+    return max(shape.lease_seconds, SHORTEST_LIMIT_SECONDS)
 
 
 def lead_job(spec: JobSpec) -> int:
@@ -70,7 +70,7 @@ def lead_job(spec: JobSpec) -> int:
     )
     journal = Journal(spec.job_dir / JOURNAL_FILE, hooks)
     try:
-        journal.claim(limit_seconds(spec))
+        journal.claim(limit_seconds(spec.shape))
     except LeaderLives as error:
         sys.stderr.write(f"a coordinator is not needed: {error}\n")
         return LeadStatus.REFUSED
@@ -125,7 +125,7 @@ class _Lead:
     async def _beat(self) -> None:
         while True:
             self._journal.beat()
-            await asyncio.sleep(limit_seconds(self._spec) / BEATS_PER_LIMIT)
+            await asyncio.sleep(limit_seconds(self._spec.shape) / BEATS_PER_LIMIT)
 
     async def _coordinate(self) -> Outcome:
         coordinator = self._coordinator

@@ -105,11 +105,13 @@ def spawn(
     environment: Mapping[str, str],
     new_session: bool = False,
     output: IO[str] | None = None,
+    descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a program that dies with this process.
 
     Args:
         output: takes what it prints; else that goes where this process's goes.
+        descriptors: what it inherits, besides its standard streams.
     """
     parent = os.getpid()
 
@@ -125,6 +127,7 @@ def spawn(
             stdout=output,
             stderr=None if output is None else subprocess.STDOUT,
             start_new_session=new_session,
+            pass_fds=descriptors,
             preexec_fn=prepare,
         )
 

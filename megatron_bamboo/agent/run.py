@@ -40,6 +40,7 @@ from megatron_bamboo.agent.telling import LOSSES_FILE
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.rehearsal.fault import LOSSES
 from megatron_bamboo.schedule.redundancy import Redundancy
+from megatron_bamboo.watching.endpoint import Endpoint
 
 SHOWN_LOGS = 3
 SHOWN_LINES = 15
@@ -110,12 +111,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="losses, one after the other, without any iteration between them, after which the "
         f"job ends ({MOST_FAILURES})",
     )
+    parser.add_argument(
+        "--metrics-port",
+        metavar="[HOST:]PORT",
+        help="answer Prometheus there; without HOST only on this machine (127.0.0.1), and port 0 "
+        "is any free one (default: nowhere)",
+    )
     parser.add_argument("script", help="the training script, like pretrain_gpt_bamboo.py")
     parser.add_argument("script_args", nargs=argparse.REMAINDER, help="the script's own options")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prepare and run the job; its exit status is in ``agent/outcome.py``."""
+    if args.metrics_port is None:
+        return _run(args, None)
+    with contextlib.closing(Endpoint(args.metrics_port)) as endpoint:
+        return _run(args, endpoint)
+
+
+def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
     names = [f"node{number}" for number in range(args.nodes + max(0, args.standbys))]
     nodes, standbys = tuple(names[: args.nodes]), tuple(names[args.nodes :])
     (injections, faults), deadlines = _checked_injections(args, names), _deadlines(args)
@@ -141,6 +155,9 @@ def run(args: argparse.Namespace) -> int:
             _check_shape(spec, args.workers_per_node)
             with _screen(shape.start_step, shape.train_iters) as (say, advance):
                 say(f"job folder: {job_dir}")
+                if endpoint is not None:
+                    endpoint.serve(job_dir)
+                    say(f"metrics: {endpoint.url}")
                 outcome = run_job(spec, forked_node(spawned_worker(command)), say, advance)
         except KeyboardInterrupt:
             print("bamboo run: interrupted; nothing is left running", file=sys.stderr)

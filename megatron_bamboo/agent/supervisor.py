@@ -104,7 +104,7 @@ class Supervisor:
         comes = self._newest in self._running and (leader is None or leader.pid != self._newest)
         # Who is to take the place of one that holds the lock waits for it.
         silent = self._watch.silent_seconds(None if leader is None else leader.beat)
-        is_overdue = silent > limit_seconds(self._spec) + LOCK_SECONDS * comes
+        is_overdue = silent > limit_seconds(self._spec.shape) + LOCK_SECONDS * comes
         is_there = comes or self._runs(leader)
         if is_overdue or (not is_there and self._now() >= self._next_start):
             self._start()

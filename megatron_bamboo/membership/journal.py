@@ -82,7 +82,7 @@ class Journal:
                 than ``limit_seconds``.
         """
         with self._transaction():
-            leader = _leader(self._db)
+            leader = read_leader(self._db)
             if leader is not None and is_alive(leader, limit_seconds):
                 raise LeaderLives(f"coordinator {leader.generation} (process {leader.pid}) leads")
             generation = 1 if leader is None else leader.generation + 1
@@ -130,7 +130,7 @@ class Journal:
         self._db.close()
 
     def _check(self) -> None:
-        leader = _leader(self._db)
+        leader = read_leader(self._db)
         if leader is None or leader.generation != self.generation:
             now = "nobody" if leader is None else f"coordinator {leader.generation}"
             raise Deposed(f"coordinator {self.generation} is deposed: {now} leads")
@@ -196,7 +196,7 @@ class JournalReader:
         """What is there, and new."""
         query = "SELECT number, text FROM said WHERE number > ? ORDER BY number"
         with contextlib.closing(sqlite3.connect(self._path, timeout=LOCK_SECONDS)) as db:
-            leader = _leader(db)
+            leader = read_leader(db)
             rows = db.execute(query, (self._number,)).fetchall()
         if rows:
             self._number = rows[-1][0]
@@ -217,7 +217,8 @@ def _connect(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _leader(db: sqlite3.Connection) -> Leader | None:
+def read_leader(db: sqlite3.Connection) -> Leader | None:
+    """Who leads; None before anyone has."""
     row = db.execute("SELECT generation, pid, started, beat FROM leader").fetchone()
     return None if row is None else Leader(*row)
 

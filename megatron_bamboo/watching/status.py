@@ -1,0 +1,137 @@
+"""A job's status as one value: who runs and shadows what, how far it is, who waits.
+
+Each form in which it is shown (``render.py``, JSON, ``metrics.py``) tells the same.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from megatron_bamboo.watching.history import Loss
+
+
+class Phase(StrEnum):
+    """What a job is about."""
+
+    STARTING = "starting"
+    """Its nodes have not all joined."""
+    RUNNING = "running"
+    LEADERLESS = "running without a coordinator"
+    """Nobody leads for the moment: the nodes train on, and decisions wait."""
+    ENDED = "ended"
+    ABANDONED = "ended without an outcome"
+    """It was interrupted, or its launcher died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the training is."""
+
+    step: int
+    """The newest step that passed, those of a loaded checkpoint included."""
+    last_step: int
+    samples: int
+    saved_step: int | None
+    loss: float | None = None
+    """This and the following are of the newest step of this run, None before it."""
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+    step_seconds: float | None = None
+    median_step_seconds: float | None = None
+    """Over the newest steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageStatus:
+    """One place of the table: who runs a stage, who holds its replica, and what is to change."""
+
+    node: str
+    shadow: str | None
+    since_step: int
+    """With or without a replica since this step had passed."""
+    since_unix: float
+    planned: tuple[str, ...] = ()
+    """What a planned change makes of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyStatus:
+    """A node that waits to take a place."""
+
+    node: str
+    pipeline: int | None = None
+    """This and the stage: where it is to go, None while nothing is vacant."""
+    stage: int | None = None
+    is_ready: bool = False
+    """It has built what it will hold there."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorStatus:
+    """Who leads, or led last."""
+
+    generation: int
+    pid: int
+    leads: bool
+    silent_seconds: float
+    address: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What only grows."""
+
+    takeovers: int
+    changes: int
+    losses: tuple[Loss, ...]
+    returned: int
+    saves: int
+    failed_saves: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job at one moment."""
+
+    folder: str
+    phase: Phase
+    ending: str | None
+    """How it ended, in words; None while it has not."""
+    progress: Progress
+    epoch: int | None
+    coordinator: CoordinatorStatus | None
+    pipelines: tuple[tuple[StageStatus, ...], ...]
+    nodes: tuple[str, ...]
+    """Those that train."""
+    standbys: tuple[StandbyStatus, ...]
+    totals: Totals
+    lines: tuple[str, ...]
+    """What was said last, but for iterations."""
+
+    @property
+    def unprotected(self) -> tuple[tuple[int, int, StageStatus], ...]:
+        """The stages without a replica, each with its pipeline's and its own number."""
+        return tuple(
+            (number, stage, place)
+            for number, pipeline in enumerate(self.pipelines)
+            for stage, place in enumerate(pipeline)
+            if place.shadow is None
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.phase in (Phase.ENDED, Phase.ABANDONED)
+
+    def to_json(self) -> str:
+        """All of it, for programs; a number that is none there (an overflow) is null."""
+        return json.dumps(asdict(self, dict_factory=_finite), indent=2, allow_nan=False)
+
+
+def _finite(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in pairs
+    }
