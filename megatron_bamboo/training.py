@@ -4,6 +4,7 @@
 before any worker exists; then on every node, to train (``worker.py``).
 """
 
+import json
 import os
 import sys
 import traceback
@@ -178,17 +179,21 @@ def _speaks(phase: str) -> bool:
 
 
 def _profile(script: Script, options: Options, layout: Layout) -> None:
-    """Time the model, chunk by chunk, for one who chooses where redundant forwards go."""
+    """Time the model by chunk, for where redundant forwards go, and by unit, for the planner."""
+    # Made with parts of torch that may change, which no training needs.
+    from megatron_bamboo.model.unit_costs import measure_units, units_table
+
     _prepare_torch()
     repeats = int(os.environ["BAMBOO_PROFILE_REPEATS"])
     vocab = get_args().padded_vocab_size
-    costs = profile(options, layout, vocab, script.model, script.forward_step, repeats)
+    arguments = (options, layout, vocab, script.model, script.forward_step)
+    costs, units = profile(*arguments, repeats), measure_units(*arguments, repeats)
     output = Path(os.environ["BAMBOO_PROFILE_OUTPUT"])
     try:
-        output.write_text(costs.to_json() + "\n")
+        output.write_text(json.dumps(json.loads(costs.to_json()) | units.to_json()) + "\n")
     except OSError as error:
         raise UserError(f"--output {output}: {error.strerror}") from error
-    sys.stdout.write("\n".join(table(costs)) + "\n")
+    sys.stdout.write("\n".join([*table(costs), "", *units_table(units)]) + "\n")
 
 
 def _say_memory(script: Script, options: Options, layout: Layout) -> None:

@@ -26,12 +26,26 @@ def set_current_chunk(chunk: int, num_chunks: int) -> None:
 @contextmanager
 def first_worker() -> Iterator[None]:
     """Let Megatron's state say, inside of the block, that this is the first worker of all."""
-    names = ("_MPU_PIPELINE_MODEL_PARALLEL_RANK", "_MPU_TENSOR_MODEL_PARALLEL_RANK")
-    before = {name: getattr(parallel_state, name) for name in names}
-    for name in names:
-        setattr(parallel_state, name, 0)
+    with _state(_MPU_PIPELINE_MODEL_PARALLEL_RANK=0, _MPU_TENSOR_MODEL_PARALLEL_RANK=0):
+        yield
+
+
+@contextmanager
+def no_chunks() -> Iterator[None]:
+    """Let it say, inside of the block, that stages have no chunks, also when another model had."""
+    with _state(
+        _VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE=None, _VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK=None
+    ):
+        yield
+
+
+@contextmanager
+def _state(**values: int | None) -> Iterator[None]:
+    before = {name: getattr(parallel_state, name) for name in values}
+    for name, value in values.items():
+        setattr(parallel_state, name, value)
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(parallel_state, name, value)
+        for name, earlier in before.items():
+            setattr(parallel_state, name, earlier)

@@ -22,6 +22,7 @@ from megatron_bamboo.model.place import set_current_stage
 from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.model.stage import Stage, build_stage
 from megatron_bamboo.schedule.costs import Costs
+from megatron_bamboo.script.args import dtype_of
 from megatron_bamboo.script.providers import ForwardStepFunc, ModelProvider
 
 
@@ -44,7 +45,7 @@ def profile(
     forwards, backwards = [], []
     for number in range(layout.num_stages):
         stage = build_stage(number, layout, options.optimizer, recipe)
-        times = list(_time_chunks(stage, options, layout, forward_step, vocab, repeats))
+        times = list(time_chunks(stage, options, layout, forward_step, vocab, repeats))
         forwards.append(tuple(forward for forward, _ in times))
         backwards.append(tuple(backward for _, backward in times))
     return Costs(forward=tuple(forwards), backward=tuple(backwards))
@@ -61,7 +62,7 @@ def table(costs: Costs) -> Iterator[str]:
             yield f"| {stage} | {chunk} | {forward * 1e3:.3f} | {backward * 1e3:.3f} |"
 
 
-def _time_chunks(
+def time_chunks(
     stage: Stage,
     options: Options,
     layout: Layout,
@@ -69,6 +70,7 @@ def _time_chunks(
     vocab: int,
     repeats: int,
 ) -> Iterator[tuple[float, float]]:
+    """By chunk of a stage the median seconds of its forward and of its backward."""
     for number, chunk in enumerate(stage.chunks):
         set_current_stage(stage.number, number, layout.num_stages, layout.num_chunks)
         batch = made_up_batch(options, vocab, next(chunk.parameters()).device)
@@ -98,8 +100,9 @@ def _time_passes(
     """Seconds of one forward and one backward."""
     micro_batch, sequence = batch["tokens"].shape
     if not chunk.pre_process:
-        device = batch["tokens"].device
-        hidden = torch.randn(sequence, micro_batch, options.model.hidden_size, device=device)
+        size = (sequence, micro_batch, options.model.hidden_size)
+        dtype, device = dtype_of(options.precision), batch["tokens"].device
+        hidden = torch.randn(size, dtype=dtype, device=device)
         chunk.set_input_tensor(hidden.requires_grad_())
 
     def forward() -> Tensor:

@@ -73,25 +73,39 @@ def stage_sizes(
     Args:
         vocab: padded size of the vocabulary.
     """
+    num_layers = options.model.num_layers
+    stages = [places_of_stage(number, layout, num_layers) for number in range(layout.num_stages)]
+    return sizes_of(stages, options, layout, vocab, provider, forward_step)
+
+
+def sizes_of(
+    stages: Sequence[Sequence[ChunkPlace]],
+    options: Options,
+    layout: Layout,
+    vocab: int,
+    provider: ModelProvider,
+    forward_step: ForwardStepFunc,
+) -> tuple[StageSizes, ...]:
+    """The same for any stages, each with the places of its chunks; the layout has their number."""
     groups = model_groups(_fake_group(layout.tensor_size))
     prepare_process(groups)
     recipe = Recipe.of(options, provider, groups, DropoutSeeds(options.training.seed))
     with FakeTensorMode(allow_non_fake_inputs=True), _one_generator(), _own_scratch():
         return tuple(
-            _sizes_of(number, options, layout, vocab, recipe, forward_step)
-            for number in range(layout.num_stages)
+            _sizes_of(number, places, options, layout, vocab, recipe, forward_step)
+            for number, places in enumerate(stages)
         )
 
 
 def _sizes_of(
     number: int,
+    places: Sequence[ChunkPlace],
     options: Options,
     layout: Layout,
     vocab: int,
     recipe: Recipe,
     forward_step: ForwardStepFunc,
 ) -> StageSizes:
-    places = places_of_stage(number, layout, recipe.num_layers)
     chunks, units, tied = [], [], 0
     for index, place in enumerate(places):
         set_current_stage(number, index, layout.num_stages, layout.num_chunks)

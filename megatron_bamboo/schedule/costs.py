@@ -2,7 +2,8 @@
 
 The unit is free; whoever shows times says which it is. As JSON it is an object with ``forward`` and
 ``backward`` (a number for all, or a list with one a stage; in the place of a stage's number a list
-with one a chunk) and ``latency``.
+with one a chunk) and ``latency``. ``bamboo profile`` writes the costs of the model's units into the
+same object, which are the planner's (``planner/layers.py``).
 """
 
 import json
@@ -11,6 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from megatron_bamboo.schedule.actions import Action, Op
+
+OF_UNITS = ("units", "message_bytes")
+"""What else a profile has."""
 
 PerChunk = float | tuple[float, ...]
 Cost = float | tuple[PerChunk, ...]
@@ -79,7 +83,8 @@ class Costs:
             values = json.loads(text, parse_int=float)
         except json.JSONDecodeError as error:
             raise ValueError(f"costs are not JSON: {error}") from error
-        if not isinstance(values, dict) or values.keys() - {"latency"} != {"forward", "backward"}:
+        known = {"latency", *OF_UNITS}
+        if not isinstance(values, dict) or values.keys() - known != {"forward", "backward"}:
             raise ValueError('costs are an object like {"forward": 1, "backward": 2, "latency": 0}')
         return cls(
             forward=_parse_cost("forward", values["forward"]),

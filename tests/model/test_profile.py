@@ -25,8 +25,9 @@ def forward_step(batches: Iterator[dict[str, Tensor]], model: GPTModel) -> tuple
     return output, lambda losses: (losses.mean(), {})
 
 
-def test_every_chunk_has_its_times(gpt: MakeGpt) -> None:
-    one = gpt(FLAGS)
+@pytest.mark.parametrize("precision", ["", "--bf16"])
+def test_every_chunk_has_its_times(gpt: MakeGpt, precision: str) -> None:
+    one = gpt(f"{FLAGS} {precision}")
     one.begin()
     costs = profile(one.options, one.layout, VOCAB_SIZE, one.provider, forward_step, repeats=1)
     costs.check_shape(2, 2)
