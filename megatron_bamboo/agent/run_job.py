@@ -4,6 +4,7 @@ A library call, so that a test may run many jobs with workers forked from one pr
 imported torch once; ``bamboo run`` is this with a command line (``agent/run.py``).
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -49,17 +50,30 @@ def run_job(
     teller = Teller(spec.job_dir, say, advance)
     nodes = LocalNodes(lambda node: start_node(_settings(spec, node)), spec.respawn_seconds)
     supervisor = Supervisor(spec, teller, nodes)
+    outcome = Outcome(Status.FAILED, "its launcher failed")
     with adopted_orphans():
         try:
             for node in (*spec.nodes, *spec.standbys):
                 nodes.start(node)
             outcome = supervisor.run()
+        except KeyboardInterrupt:
+            outcome = Outcome(Status.INTERRUPTED)
+            raise
         finally:
             with blocked_interrupts():
                 supervisor.close()
                 nodes.end()
                 teller.close()
+                _leave(outcome, spec.job_dir)
     return _with_injections(outcome, spec)
+
+
+def _leave(outcome: Outcome, job_dir: Path) -> None:
+    """Leave the outcome of a job whose coordinator has left none; nobody else writes any more."""
+    # What has ended the job may be that nothing can be written there: the launcher says it, too.
+    with contextlib.suppress(OSError):
+        if Outcome.read(job_dir) is None:
+            outcome.write(job_dir)
 
 
 def _settings(spec: JobSpec, node: str) -> AgentSettings:

@@ -175,6 +175,10 @@ def test_a_coordinator_that_dies_again_and_again_ends_the_job(launch: Launch) ->
         "bamboo run: the coordinator died 5 times within 60 s, at last by signal 9; "
         f"see {launch.job_dir}/logs/coordinator.log\n"
     )
+    # There was no coordinator to leave it.
+    outcome = json.loads((launch.job_dir / "outcome.json").read_text())
+    assert outcome["status"] == 1
+    assert f"bamboo run: {outcome['message']}\n" == launch.err
 
 
 def test_a_death_that_no_coordinator_died_is_reported(launch: Launch) -> None:

@@ -99,7 +99,7 @@ def test_status_says_that_a_job_was_interrupted_or_failed(launch: Launch, tmp_pa
     launch.start(3, "--iters", "500", "--pause", "0.05").wait_for_step(1)
     launch.process.send_signal(signal.SIGINT)
     launch.wait(130)
-    assert "job: ended without an outcome\n" in status_command(launch.job_dir).stdout
+    assert "job: interrupted\n" in status_command(launch.job_dir).stdout
     second = Launch(tmp_path / "second")
     (tmp_path / "second").mkdir()
     try:
