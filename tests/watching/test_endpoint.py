@@ -1,6 +1,9 @@
 """The port at which Prometheus asks: where it is opened, and what happens to it."""
 
 import socket
+import subprocess
+import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -67,8 +70,28 @@ def test_strangers_that_stay_on_the_line_or_send_rubbish_hold_up_nobody(
 def test_it_ends_with_the_launcher(endpoint: Endpoint) -> None:
     asked(endpoint.url)
     endpoint.close()
-    with pytest.raises(urllib.error.URLError):
+    with pytest.raises(urllib.error.URLError, match="refused"):
         asked(endpoint.url)
+
+
+def test_it_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    JobShape(3, 2, 2, "lazy", LAST_STEP, 16).write(tmp_path)
+    code = (
+        "import pathlib, signal, sys; from megatron_bamboo.watching.endpoint import Endpoint\n"
+        "endpoint = Endpoint('0'); endpoint.serve(pathlib.Path(sys.argv[1]))\n"
+        "print(endpoint.url, flush=True); signal.pause()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        url = launcher.stdout.readline().strip()
+        assert "bamboo_steps_total" in asked(url)
+        launcher.kill()
+    until = time.monotonic() + ANSWER_SECONDS
+    # It may be in the middle of an answer.
+    with pytest.raises(OSError):
+        while time.monotonic() < until:
+            asked(url)
 
 
 def test_addresses_are_taken_as_given() -> None:

@@ -37,6 +37,13 @@ def metrics(url: str) -> Values:
     }
 
 
+def metrics_url(launch: Launch) -> str:
+    """Where the launcher said that they are."""
+    found = re.findall(r"^metrics: (http://127\.0\.0\.1:\d+/metrics)$", launch.out, re.MULTILINE)
+    (url,) = found
+    return str(url)
+
+
 def status_command(job_dir: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "megatron_bamboo", "status", str(job_dir), *options]
     environment = os.environ | {"COLUMNS": "120"}
@@ -54,7 +61,7 @@ def test_a_loss_is_seen_in_both_until_its_stages_have_replicas_again(launch: Lau
     launch.start(
         3, "--iters", "12", "--pause", "0.1", options=(*faults, "--metrics-port", "0")
     ).wait_for_step(1)
-    url = re.findall(r"^metrics: (http://127\.0\.0\.1:\d+/metrics)$", launch.out, re.MULTILINE)[0]
+    url = metrics_url(launch)
     watcher, seen, scraped = StoreWatcher(launch.job_dir), [], []
     until = time.monotonic() + 60
     while not (seen and is_healed(seen[-1])):
@@ -96,9 +103,14 @@ def test_a_loss_is_seen_in_both_until_its_stages_have_replicas_again(launch: Lau
 
 
 def test_status_says_that_a_job_was_interrupted_or_failed(launch: Launch, tmp_path: Path) -> None:
-    launch.start(3, "--iters", "500", "--pause", "0.05").wait_for_step(1)
+    options = ("--metrics-port", "0")
+    launch.start(3, "--iters", "500", "--pause", "0.05", options=options).wait_for_step(1)
+    url = metrics_url(launch)
+    assert metrics(url)["bamboo_steps_total"] >= 1
     launch.process.send_signal(signal.SIGINT)
     launch.wait(130)
+    with pytest.raises(OSError, match="refused"):
+        metrics(url)
     assert "job: interrupted\n" in status_command(launch.job_dir).stdout
     second = Launch(tmp_path / "second")
     (tmp_path / "second").mkdir()
