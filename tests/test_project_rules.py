@@ -12,6 +12,7 @@ PURE = (
     "schedule",
     "planner",
     "membership/decision",
+    "membership/waits",
     "data/samples",
     "observe/events",
     "checkpoint/folder",

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from megatron_bamboo.agent.headway import Headway
@@ -36,6 +36,7 @@ from megatron_bamboo.membership.table import Table
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.events import Emitter
 from megatron_bamboo.planner.healing import Vacancy, heal
+from megatron_bamboo.planner.links import broken_links, whom_to_fence
 from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss, plan_digest
 from megatron_bamboo.schedule.redundancy import Redundancy
 
@@ -161,11 +162,16 @@ class Coordinator:
 
     async def _await_step(self) -> None:
         seconds = self._deadlines.stall_seconds
-        if not await self._hear(self._headway.moved_at + seconds):
+        until = self._headway.moved_at + seconds
+        if not await self._hear(until, self._fence_at_broken_link):
             raise JobFailed(f"no iteration passed within {seconds:g} s")
 
-    async def _hear(self, until: float) -> bool:
-        """Wait for news; whether there was any by the monotonic time ``until``."""
+    async def _hear(self, until: float, look: Callable[[], None] = lambda: None) -> bool:
+        """Wait for news; whether there was any by the monotonic time ``until``.
+
+        Args:
+            look: called several times a second.
+        """
         news = self.members.news
         while not news.is_set():
             if (left := until - time.monotonic()) <= 0:
@@ -174,6 +180,7 @@ class Coordinator:
                 async with asyncio.timeout(min(left, LOOK_SECONDS)):
                     await news.wait()
             self.members.fence_silent()
+            look()
         news.clear()
         self._look()
         # Every worker finds the same and ends: no node is lost, the training has failed.
@@ -181,6 +188,18 @@ class Coordinator:
             raise JobFailed(reason.decode())
         self._check_script()
         return True
+
+    def _fence_at_broken_link(self) -> None:
+        """Take a node for lost where two that live do not reach each other.
+
+        While state moves a message may have to wait until it has gone, however long.
+        """
+        is_moving = self._plan.change is not None
+        least = self._shape.group_timeout_seconds / 2 if is_moving else 0.0
+        broken = broken_links(self.members.waits.lasting(), self._plan, least)
+        if broken:
+            fence = whom_to_fence(broken, self._plan)
+            self.members.fence(fence.node, fence.reason)
 
     def _check_script(self) -> None:
         """JobFailed where an error is the script's own: every other node would only repeat it."""
@@ -356,6 +375,8 @@ class Coordinator:
         self._plan = plan
         self._steps_in_epoch = 0
         self._headway.moved()
+        # Under a new plan every worker begins to wait anew.
+        self.members.waits.clear()
 
     def _joining(self, plan: Plan) -> set[str]:
         """The standbys that a plan names for the first time."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from megatron_bamboo.membership.place import DONE
 from megatron_bamboo.membership.signs import Signs
+from megatron_bamboo.membership.waits import Wait
 
 # A process that was busy for so much of the time has run, though a thread kept the others from it.
 _BUSY_PART = 0.1
@@ -20,6 +21,7 @@ class _Seen:
     beat_at: float
     busy_seconds: float
     place_at: float
+    now: float
 
 
 class HangJudge:
@@ -34,6 +36,17 @@ class HangJudge:
         """Where the worker was seen last; nothing while it is not there yet."""
         return str(self._seen.signs.place) if self._seen else ""
 
+    def wait(self, worker: str) -> Wait | None:
+        """What the worker waited for when it was looked at last; None where it did not."""
+        if self._seen is None or self._seen.signs.waiting is None:
+            return None
+        signs, seconds = self._seen.signs, self._seen.now - self._seen.place_at
+        place, waiting = signs.place, signs.waiting
+        assert waiting is not None
+        return Wait(
+            worker, signs.number, place.step, place.action, waiting, seconds, signs.limit_seconds
+        )
+
     def look(self, signs: Signs | None, busy_seconds: float, now: float) -> str | None:
         """Why the worker hangs; None if it does not.
 
@@ -46,13 +59,13 @@ class HangJudge:
         if signs is None:
             return None
         if seen is None:
-            self._seen = _Seen(signs, now, busy_seconds, now)
+            self._seen = _Seen(signs, now, busy_seconds, now, now)
             return None
         if signs.beat != seen.signs.beat:
             seen.beat_at, seen.busy_seconds = now, busy_seconds
         if signs.number != seen.signs.number:
             seen.place_at = now
-        seen.signs = signs
+        seen.signs, seen.now = signs, now
         return self._verdict(seen, busy_seconds, now)
 
     def _verdict(self, seen: _Seen, busy_seconds: float, now: float) -> str | None:

@@ -12,7 +12,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from megatron_bamboo.agent.outcome import OUTCOME_FILE
 from megatron_bamboo.membership.address import Address, Signpost
 from megatron_bamboo.membership.clock import PatientClock
 from megatron_bamboo.membership.frames import MalformedFrame, encode_frame, receive_frame
+from megatron_bamboo.membership.waits import Wait
 from megatron_bamboo.observe.events import EventLog
 
 # A frame that has begun to arrive is whole within this time, and one is taken within it.
@@ -95,10 +96,11 @@ class CoordinatorLink:
         if self._is_welcome:
             self._send(fact)
 
-    def beat(self, places: Mapping[str, str]) -> None:
-        """Say that this node is there, if anybody listens."""
+    def beat(self, places: Mapping[str, str], waits: Sequence[Wait] = ()) -> None:
+        """Say that this node is there, and for whom its workers wait, if anybody listens."""
         if self._is_welcome:
-            self._send({"op": "alive", "word": self._word, "places": places})
+            told = [wait.to_fields() for wait in waits]
+            self._send({"op": "alive", "word": self._word, "places": places, "waits": told})
 
     def hear_stop(self) -> bool:
         """Take the message that has arrived; whether it says that this node is to end."""

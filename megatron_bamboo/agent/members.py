@@ -12,10 +12,12 @@ from typing import Any
 
 from megatron_bamboo.agent.job import LEASE_SECONDS
 from megatron_bamboo.agent.leases import Leases
+from megatron_bamboo.agent.long_waits import LongWaits
 from megatron_bamboo.membership.lives import last_life
 from megatron_bamboo.membership.raised import Raised
 from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Table
+from megatron_bamboo.membership.waits import Wait
 from megatron_bamboo.membership.workers import workers_of
 from megatron_bamboo.observe.events import Emitter
 
@@ -46,6 +48,8 @@ class Members:
         self._links: dict[str, AgentLink] = {}
         self._leases = Leases(lease_seconds)
         self._places: dict[str, str] = {}
+        self.waits = LongWaits(lease_seconds)
+        """For whom the workers of live nodes wait, and for long."""
         self._agents = {node: json.loads(text) for node, text in self._known("agent/").items()}
         self._exited = set(self._known("exited/"))
         self.lost = {node: cause.decode() for node, cause in self._known("lost/").items()}
@@ -148,8 +152,9 @@ class Members:
                 self._worker_started(link.node, str(worker), int(pid))
             case {"op": "hung", "cause": str(cause)}:
                 self._ended(link.node, cause)
-            case {"op": "alive", "word": str(word), "places": dict(places)}:
+            case {"op": "alive", "word": str(word), "places": dict(places), "waits": list(waits)}:
                 self._places[link.node] = "; ".join(str(place) for place in places.values())
+                self.waits.hear(link.node, [Wait.from_fields(wait) for wait in waits])
                 if (answer := self._leases.renew(link.node, word)) is not None:
                     link.send({"op": "heard", "word": answer})
             case {"op": "exited", "worker": str(worker), "status": int(status)}:
@@ -203,6 +208,7 @@ class Members:
             self._table.set(f"{'finished' if is_done else 'lost'}/{node}", cause.encode())
             self._events.emit("finished" if is_done else "loss", node=node, cause=cause)
         self._leases.end(node)
+        self.waits.forget(node)
         if is_done:
             self.finished.add(node)
         else:

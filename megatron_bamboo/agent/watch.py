@@ -14,6 +14,7 @@ from megatron_bamboo.agent.link import CoordinatorLink
 from megatron_bamboo.agent.process import WorkerHandle
 from megatron_bamboo.membership.clock import PatientClock
 from megatron_bamboo.membership.signs import SignPage
+from megatron_bamboo.membership.waits import Wait
 from megatron_bamboo.observe.events import EventLog
 
 LOOK_SECONDS = 0.25
@@ -54,6 +55,7 @@ class NodeWatch:
     ) -> None:
         self._link = link
         self._events = events
+        self._lease_seconds = lease_seconds
         self._beat_seconds = beat_seconds(lease_seconds)
         self._next_beat = time.monotonic()
         self._clock = PatientClock()
@@ -89,7 +91,14 @@ class NodeWatch:
         if time.monotonic() >= self._next_beat:
             self._next_beat = time.monotonic() + self._beat_seconds
             places = {name: worker.judge.place for name, worker in self._running.items()}
-            self._link.beat(places)
+            self._link.beat(places, list(self._long_waits()))
+
+    def _long_waits(self) -> Iterator[Wait]:
+        """The waits that are worth telling; shorter ones decide nothing."""
+        for name, worker in self._running.items():
+            wait = worker.judge.wait(name)
+            if wait is not None and wait.seconds > self._lease_seconds:
+                yield wait
 
     def _look_for_hangs(self) -> None:
         """Where a worker hangs, end all of this node's and report it, once."""

@@ -8,7 +8,7 @@ forward and backward part of a program; the training step runs its tail.
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,10 +21,12 @@ from megatron_bamboo.execution.performer import Performer
 from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.execution.registry import COMMIT_GROUP, holder_group, stage_group
 from megatron_bamboo.membership.place import SWITCH
+from megatron_bamboo.membership.waits import Waiting
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.schedule.actions import (
     COMPUTE_OPS,
     GATHER_OPS,
+    MEND_OPS,
     RECEIVE_OPS,
     SEND_OPS,
     TAIL_OPS,
@@ -64,14 +66,15 @@ class Executor:
         self._parts.ledger.follow(self.plan.epoch)
         self._follower.enter(self.plan)
         self._follower.hold(self.plan)
-        try:
-            for stage in self._view.in_force.stages_of(self._view.rank):
-                self._parts.registry.get(stage_group(stage))
-            self._parts.registry.get(COMMIT_GROUP)
-            for gather in self._view.gathers():
-                self._parts.registry.get(holder_group(gather.stage))
-        except PeerLost as lost:
-            self._await_plan("start", step, lost)
+        for action in self._view.collectives():
+            waiting, name = self._waiting_for(self._members_of(action)), _group_of(action)
+            assert name is not None, f"{action} is nothing that several do together"
+            try:
+                with self._parts.where.at(step, str(action), "the others", waiting=waiting):
+                    self._parts.registry.get(name)
+            except PeerLost as lost:
+                self._await_plan(str(action), step, lost)
+                return
 
     @property
     def plan(self) -> Plan:
@@ -191,13 +194,26 @@ class Executor:
 
     def _at(self, action: Action) -> AbstractContextManager[None]:
         """Say where this worker is, and for whom it waits there."""
-        waits_for, kind = "", None
-        if action.op in _AWAITED:
-            sender = self._view.sender_of(action)
-            waits_for = sender if sender != self._parts.worker else "the others"
-        else:
-            kind = (action.op, action.stage, action.chunk)
-        return self._parts.where.at(self._course.step_of(action), str(action), waits_for, kind)
+        step, kind = self._course.step_of(action), (action.op, action.stage, action.chunk)
+        if action.op not in _AWAITED:
+            return self._parts.where.at(step, str(action), kind=kind)
+        sender = self._view.sender_of(action)
+        waits_for = sender if sender != self._parts.worker else "the others"
+        waiting = self._waiting_for(self._members_of(action))
+        kind_of_wait = None if waiting is None else kind
+        return self._parts.where.at(step, str(action), waits_for, kind_of_wait, waiting)
+
+    def _members_of(self, action: Action) -> tuple[str, ...]:
+        """Those without whom an action cannot be completed."""
+        if action.op in MEND_OPS:
+            return self._parts.verification.members(action.stage, self.plan)
+        if (name := _group_of(action)) is not None:
+            return self._parts.registry.members(name)
+        return (self._view.sender_of(action),)
+
+    def _waiting_for(self, members: Sequence[str]) -> Waiting | None:
+        others = tuple(member for member in members if member != self._parts.worker)
+        return Waiting(others, self._parts.transport.sent()) if others else None
 
     def _meet(self, action: Action) -> None:
         """Where workers share layers, enter the actions in which they meet together or not."""
@@ -212,7 +228,8 @@ class Executor:
     def _await_plan(self, action: str, step: int, lost: PeerLost) -> None:
         why = f"{action} of step {step}: {lost}"
         self._parts.events.emit("peer_lost", why=why, epoch=self.plan.epoch)
-        with self._parts.where.at(step, action, "the next plan"):
+        waiting = self._waiting_for(lost.peers)
+        with self._parts.where.at(step, action, "the next plan", waiting=waiting):
             self._course.epochs.wait_for_plan(self._parts.wait_seconds, why)
 
     def _log(self, action: Action, start: float) -> None:
@@ -240,6 +257,19 @@ class Executor:
             epoch=self.plan.epoch,
             seconds=seconds,
         )
+
+
+def _group_of(action: Action) -> str | None:
+    """The group whose members all take part in an action, if the plan knows of one."""
+    match action.op:
+        case Op.REDUCE:
+            return stage_group(action.stage)
+        case Op.COMMIT:
+            return COMMIT_GROUP
+        case Op.GATHER | Op.RGATHER:
+            return holder_group(action.stage)
+        case _:
+            return None
 
 
 def _first_of(data_iterator: Any) -> Iterator[Any]:

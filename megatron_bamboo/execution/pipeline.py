@@ -125,6 +125,13 @@ class PipelineView:
         moves, verifies = self.moves(step), self._verifies_in(step)
         return tail_program(self.in_force, self.rank, self.tied, self.sharded, moves, verifies)
 
+    def collectives(self) -> Program:
+        """What this worker does together with others in a step, in its order."""
+        commit = Action(self.rank, None, Op.COMMIT, None)
+        stages = self.in_force.stages_of(self.rank)
+        reduces = (Action(stage, None, Op.REDUCE, None) for stage in stages)
+        return (*reduces, commit, *self.gathers())
+
     def gathers(self) -> Program:
         """What is gathered after a step, under the placement in force."""
         return gather_program(self.in_force, self.rank) if self.sharded else ()

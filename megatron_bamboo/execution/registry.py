@@ -243,6 +243,12 @@ class GroupRegistry:
                 del self._forming[name]
         return self._keep(name, membership, group, store)
 
+    def members(self, name: str) -> tuple[str, ...]:
+        """The members of a group of this name; nobody where this worker is alone in it."""
+        with self._lock:
+            membership = self._memberships.get(name)
+            return () if membership is None else membership.members
+
     def leave(self, epoch: int, lost: Collection[str]) -> None:
         """End the collective groups of an epoch and of those before it, and all groups that a lost
         node is a member of, for good; also those that are being made."""

@@ -24,6 +24,7 @@ from torch import Tensor
 from megatron_bamboo.execution.errors import PeerLost
 from megatron_bamboo.execution.groups import GIVE_UP_SECONDS, Group
 from megatron_bamboo.execution.mailbox import Mailbox, Message
+from megatron_bamboo.membership.waits import Sent, SentLog
 from megatron_bamboo.schedule.actions import Op
 from megatron_bamboo.schedule.schedule import MAX_CHUNKS, MAX_MICROBATCHES, MAX_STAGES
 
@@ -294,6 +295,7 @@ class Transport:
         self._expected: dict[Message, str] = {}
         self._lost: set[str] = set()
         self._traffic: dict[str, tuple[int, int]] = {}
+        self._sent = SentLog()
         self._copies_may_be_under_way = False
 
     def connect(self, peers: Iterable[str]) -> None:
@@ -336,6 +338,12 @@ class Transport:
             assert peer in self._lost, f"no channel to {peer} for {message}"
             return
         channel.send(message, tensor)
+        self._sent.note(peer, message.step, message.receive)
+
+    def sent(self) -> tuple[Sent, ...]:
+        """What the main thread, which alone may ask, has sent in the newest step: whatever has
+        become of it."""
+        return self._sent.sent()
 
     def has_broken(self) -> bool:
         """Whether a channel's peer seems to be gone."""

@@ -111,6 +111,10 @@ class Verification:
         """The stages whose right state this worker is to give or get, under the plan in force."""
         return tuple(mend.stage for mend in self._mends(plan))
 
+    def members(self, stage: int, plan: Plan) -> tuple[str, ...]:
+        """Who takes part in mending a stage, with whatever state."""
+        return next((mend.members for mend in self._mends(plan) if mend.stage == stage), ())
+
     def mend(self, stage: int, plan: Plan) -> None:
         """Give a stage's right state to who has another, or get it; it can be done again.
 

@@ -2,19 +2,25 @@
 
 How long it may be there follows from what it took before: five times the longest of its kind, and
 never less than a lease. What has not been done before may have to be compiled; what is no action
-(starting, saving, following a plan) may have waits of its own.
+(starting, saving, following a plan) may have waits of its own. A wait may last as long as others
+work; once they have done their part, five times what such a wait usually took.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 
 from megatron_bamboo.execution.errors import EpochEnded, PeerLost
 from megatron_bamboo.membership.place import DONE, START, Place
 from megatron_bamboo.membership.signs import SignPage
+from megatron_bamboo.membership.waits import Waiting
 
 _TIMES_LONGEST = 5.0
+# Of so many waits of a kind the median is what one usually takes: a takeover prolongs single ones.
+_WAITS_KEPT = 9
 # Workers that share layers wait for each other inside of an action: one that does not run is found
 # before the others count as stuck.
 _AFTER_LEASE_SECONDS = 0.5
@@ -46,35 +52,50 @@ class Whereabouts:
         self._now = now
         self._page = page
         self._longest: dict[object, float] = {}
+        self._waits: dict[object, deque[float]] = {}
         self._limit_seconds = limits.other_seconds
+        self._waiting: Waiting | None = None
         self.place = Place(step, START)
-        self._go(self.place, self._limit_seconds)
+        self._go(self.place, self._limit_seconds, None)
 
     @contextmanager
     def at(
-        self, step: int, action: str, waits_for: str = "", kind: object = None
+        self,
+        step: int,
+        action: str,
+        waits_for: str = "",
+        kind: object = None,
+        waiting: Waiting | None = None,
     ) -> Iterator[None]:
         """Within it the main thread is there; an error that ends the worker leaves it there.
 
         Args:
-            waits_for: whoever has to act first.
+            waits_for: whoever has to act first, in words.
             kind: what its duration is compared with, None for nothing.
+            waiting: the workers that have to act first, if there are any.
         """
-        before, limit_before, began = self.place, self._limit_seconds, self._now()
-        self._go(Place(step, action, waits_for), self._limit_of(kind))
+        before = (self.place, self._limit_seconds, self._waiting)
+        began, is_wait = self._now(), waiting is not None
+        limit_seconds = self._limit_of_wait(kind) if is_wait else self._limit_of(kind)
+        self._go(Place(step, action, waits_for), limit_seconds, waiting)
         try:
             yield
         except (PeerLost, EpochEnded):  # what others did: the training goes on from before
-            self._go(before, limit_before)
+            self._go(*before)
             raise
         if kind is not None:
-            seconds = self._now() - began
-            self._longest[kind] = max(seconds, self._longest.get(kind, 0.0))
-        self._go(before, limit_before)
+            self._note(kind, self._now() - began, is_wait)
+        self._go(*before)
 
     def done(self) -> None:
         """The training is over: whatever keeps this process from ending is no hang."""
-        self._go(Place(self.place.step, DONE), self._limits.other_seconds)
+        self._go(Place(self.place.step, DONE), self._limits.other_seconds, None)
+
+    def _note(self, kind: object, seconds: float, is_wait: bool) -> None:
+        if is_wait:
+            self._waits.setdefault(kind, deque(maxlen=_WAITS_KEPT)).append(seconds)
+        else:
+            self._longest[kind] = max(seconds, self._longest.get(kind, 0.0))
 
     def _limit_of(self, kind: object) -> float:
         if kind is None:
@@ -82,10 +103,21 @@ class Whereabouts:
         longest = self._longest.get(kind)
         if longest is None:
             return self._limits.first_seconds
-        shortest = self._limits.lease_seconds + _AFTER_LEASE_SECONDS
-        return max(shortest, _TIMES_LONGEST * longest)
+        return max(self._shortest_seconds, _TIMES_LONGEST * longest)
 
-    def _go(self, place: Place, limit_seconds: float) -> None:
-        self.place, self._limit_seconds = place, limit_seconds
+    def _limit_of_wait(self, kind: object) -> float:
+        """Never more than for what is done first: others wait for this worker, too."""
+        known = self._waits.get(kind)
+        if not known:
+            return self._limits.first_seconds
+        usual = max(self._shortest_seconds, _TIMES_LONGEST * median(known))
+        return min(self._limits.first_seconds, usual)
+
+    @property
+    def _shortest_seconds(self) -> float:
+        return self._limits.lease_seconds + _AFTER_LEASE_SECONDS
+
+    def _go(self, place: Place, limit_seconds: float, waiting: Waiting | None) -> None:
+        self.place, self._limit_seconds, self._waiting = place, limit_seconds, waiting
         if self._page is not None:
-            self._page.show(place, limit_seconds)
+            self._page.show(place, limit_seconds, waiting)

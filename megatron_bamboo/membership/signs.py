@@ -14,9 +14,11 @@ import zlib
 from dataclasses import asdict, dataclass
 
 from megatron_bamboo.membership.place import Place
+from megatron_bamboo.membership.waits import Waiting
 
 BEAT_SECONDS = 0.2
-_PAGE_BYTES = 4096
+# As much as a wait for thousands of workers may need; only what is written takes memory.
+_PAGE_BYTES = 1 << 20
 _BEAT = struct.Struct("=Q")
 _HEAD = struct.Struct("=II")  # checksum and length of the text behind it
 _TEXT = _BEAT.size + _HEAD.size
@@ -32,7 +34,9 @@ class Signs:
     """Grows whenever the main thread comes to another place."""
     place: Place
     limit_seconds: float
-    """How long it may be there while it waits for nobody."""
+    """How long it may be there: by itself, or once those that it waits for have done their part."""
+    waiting: Waiting | None = None
+    """Whom it waits for; None where nobody else has to act."""
 
 
 class SignPage:
@@ -70,10 +74,11 @@ class SignPage:
         self._beat += 1
         self._page[: _BEAT.size] = _BEAT.pack(self._beat)
 
-    def show(self, place: Place, limit_seconds: float) -> None:
+    def show(self, place: Place, limit_seconds: float, waiting: Waiting | None = None) -> None:
         """Show where the main thread is; only one thread may."""
         self._number += 1
         values = {"number": self._number, "place": asdict(place), "limit_seconds": limit_seconds}
+        values["waiting"] = None if waiting is None else asdict(waiting)
         text = json.dumps(values).encode()
         assert _TEXT + len(text) <= _PAGE_BYTES, f"{place} is too long to be shown"
         self._page[_TEXT : _TEXT + len(text)] = text
@@ -87,7 +92,9 @@ class SignPage:
         if not length or zlib.crc32(text) != checksum:
             return None
         values = json.loads(text)
-        return Signs(beat, **values | {"place": Place(**values["place"])})
+        place, waiting = Place(**values.pop("place")), values.pop("waiting")
+        shown = None if waiting is None else Waiting.from_fields(waiting)
+        return Signs(beat, place=place, waiting=shown, **values)
 
     def _run_beats(self) -> None:
         pause = threading.Event()

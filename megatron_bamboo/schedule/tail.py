@@ -77,7 +77,7 @@ def gather_program(schedule: Schedule, rank: int) -> Program:
     held = (*schedule.stages_of(rank), *schedule.replicas_of(rank))
     return tuple(
         _tail(stage, Op.GATHER if schedule.placement[stage] == rank else Op.RGATHER)
-        for stage in sorted(held, key=lambda stage: _gather_turn(stage, schedule.num_stages))
+        for stage in sorted(held, key=lambda stage: gather_turn(stage, schedule.num_stages))
     )
 
 
@@ -88,7 +88,7 @@ def mend_program(schedule: Schedule, rank: int, stages: Collection[int]) -> Prog
     """
     return tuple(
         _tail(stage, Op.MEND if schedule.placement[stage] == rank else Op.RMEND)
-        for stage in sorted(stages, key=lambda stage: _gather_turn(stage, schedule.num_stages))
+        for stage in sorted(stages, key=lambda stage: gather_turn(stage, schedule.num_stages))
     )
 
 
@@ -97,7 +97,7 @@ def tied_pair(schedule: Schedule, stage: int) -> int:
     return schedule.num_stages - 1 - stage
 
 
-def _gather_turn(stage: int, num_stages: int) -> tuple[int, int]:
+def gather_turn(stage: int, num_stages: int) -> tuple[int, int]:
     """The place of a stage in the order in which all workers gather.
 
     A worker holds two stages next to each other. In ascending order each would wait for the one

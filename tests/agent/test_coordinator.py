@@ -12,11 +12,13 @@ import pytest
 from megatron_bamboo.agent import headway
 from megatron_bamboo.agent.coordinator import Coordinator, JobFailed
 from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec
+from megatron_bamboo.agent.long_waits import LongWaits
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.agent.telling import Announcer
 from megatron_bamboo.membership.decision import FENCED_VALUE, Record, StepReport
 from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Change, Nowhere, Said, Table
+from megatron_bamboo.membership.waits import Sent, Wait, Waiting
 from megatron_bamboo.planner.plan import NoHolder, Plan
 
 NODES = tuple(f"node{number}" for number in range(4))
@@ -96,6 +98,12 @@ class Cluster:
         report = StepReport(step, epoch, (1.0).hex(), 0.1, None, 2 * step, 0.1, VECTOR)
         self.table.set(f"passed/{step}", report.to_json().encode())
 
+    def wait(self, node: str, action: str, awaits: str, *sent: Sent) -> None:
+        """A node says that it is there, and for whom it has waited for 20 s."""
+        wait = Wait(node, 1, 2, action, Waiting((awaits,), sent), 20.0, 10.0)
+        alive = {"op": "alive", "word": "", "places": {}, "waits": [wait.to_fields()]}
+        self.coordinator.members.heard(self.links[node], json.loads(json.dumps(alive)))
+
     def said_iterations(self) -> int:
         return sum("] iteration " in line for line in self.said)
 
@@ -156,6 +164,26 @@ def test_a_change_of_epoch_from_hello_to_done(lead: Lead) -> None:
     said = lead(story).said
     assert sum("iteration        1/" in line for line in said) == 1
     assert sum("lost node2 (its connection closed); epoch 1" in line for line in said) == 1
+
+
+def test_at_a_broken_link_one_node_is_given_up(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.coordinator.members.waits = LongWaits(1.0)
+        cluster.join(*NODES)
+        await cluster.plan(0)
+        while not cluster.coordinator.members.lost:
+            cluster.wait("node1", "1.0RECV_B0", "node2", Sent("node2", 2, "2.0RECV_F0"))
+            cluster.wait("node2", "2.0RECV_F0", "node1")
+            await asyncio.sleep(0.1)
+        for node in ("node0", "node1", "node3"):
+            cluster.record(0, node, 2, False, False)
+        assert (await cluster.plan(1)).lost == ("node2",)
+        assert cluster.coordinator.members.waits.lasting() == ()
+        cluster.finish("node0", "node1", "node3")
+
+    (line,) = [line for line in lead(story).said if "] lost " in line]
+    assert "lost node2 (the link between node1 and node2 is broken: node2 has waited for" in line
+    assert "in 2.0RECV_F0 of step 2, epoch 0, for what node1 has sent; it is given up" in line
 
 
 @pytest.mark.parametrize("confirmed_in", [0, 1])

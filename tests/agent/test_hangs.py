@@ -11,6 +11,7 @@ from megatron_bamboo.agent.hangs import HangJudge
 from megatron_bamboo.agent.watch import busy_seconds
 from megatron_bamboo.membership.place import DONE, Place
 from megatron_bamboo.membership.signs import Signs
+from megatron_bamboo.membership.waits import Wait, Waiting
 
 LOOK = 0.25
 LIMIT = 8.0
@@ -58,6 +59,16 @@ def test_who_waits_for_another_is_not_stuck() -> None:
     worker = Worker(waits_for="node0")
     assert worker.show(100.0) is None
     assert worker.judge.place == "1.0F2 of step 3, waiting for node0"
+
+
+def test_a_wait_is_as_long_as_the_place_has_been_the_same() -> None:
+    judge, waiting = HangJudge(5.0), Waiting(("node0",))
+    assert judge.wait("node1") is None
+    for number, now in ((1, 0.0), (2, 1.0), (2, 2.5)):
+        judge.look(Signs(1, number, Place(3, "1.0RECV_F2", "node0"), LIMIT, waiting), 0.0, now)
+    assert judge.wait("node1") == Wait("node1", 2, 3, "1.0RECV_F2", waiting, 1.5, LIMIT)
+    judge.look(Signs(1, 3, Place(3, "1.0F2"), LIMIT), 0.0, 3.0)
+    assert judge.wait("node1") is None
 
 
 @pytest.mark.parametrize("waits_for", ["", "node0"])

@@ -86,7 +86,7 @@ def test_a_lost_node_is_told_why_and_refused(node: Node) -> None:
     assert node.table.fenced == {"node0"}
     assert b"it hangs" in node.link.writer.told[-1]  # type: ignore[attr-defined]
     told = len(node.link.writer.told)  # type: ignore[attr-defined]
-    node.members.heard(node.link, {"op": "alive", "word": FIRST_WORD, "places": {}})
+    node.members.heard(node.link, {"op": "alive", "word": FIRST_WORD, "places": {}, "waits": []})
     assert len(node.link.writer.told) == told  # type: ignore[attr-defined]
 
 
@@ -96,7 +96,7 @@ def test_a_hang_is_a_loss_that_says_where(node: Node) -> None:
 
 
 def test_a_node_that_says_that_it_is_there_gets_another_word(node: Node) -> None:
-    node.members.heard(node.link, {"op": "alive", "word": FIRST_WORD, "places": {}})
+    node.members.heard(node.link, {"op": "alive", "word": FIRST_WORD, "places": {}, "waits": []})
     assert b"heard" in node.link.writer.told[-1]  # type: ignore[attr-defined]
 
 

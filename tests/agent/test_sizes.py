@@ -29,6 +29,12 @@ def test_the_shortest_lease_is_in_order() -> None:
             r"--distributed-timeout-minutes \(6 s\): who waits for a worker must not give up",
         ),
         (
+            {"lease_seconds": 20.0, "group_timeout_seconds": 44.0},
+            {},
+            r"2.25 times --bamboo-lease and a second \(46 s\) must be less than "
+            r"--distributed-timeout-minutes \(44 s\): who waits must not give up before a broken",
+        ),
+        (
             {"group_timeout_seconds": 20.0},
             {"record_seconds": 20.0},
             r"--record-deadline \(20 s\) must be less than --distributed-timeout-minutes \(20 s\)",

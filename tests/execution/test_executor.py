@@ -35,6 +35,13 @@ NOT_APPLIED = StepDecision(1, False, None, "nobody entered its commit")
 SHAPE = TensorShape((1,), torch.float32, torch.device("cpu"))
 
 
+class Nothing:
+    """Every action of it succeeds and does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
 class FakeTransport:
     """Notes what is waited for; everything has arrived already."""
 
@@ -50,6 +57,16 @@ class FakeTransport:
     def send(self, *_: object) -> None: ...
 
     def finish_step(self, step: int) -> None: ...
+
+    def sent(self) -> tuple[()]:
+        return ()
+
+
+class FakeRegistry(Nothing):
+    """Every worker is alone in its groups."""
+
+    def members(self, name: str) -> tuple[()]:
+        return ()
 
 
 class FakeWatch:
@@ -104,13 +121,6 @@ class FakeMirrors:
         self.adopted.append(str(mirror))
 
 
-class Nothing:
-    """Every action of it succeeds and does nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
-
-
 class FakeVerification:
     """Nothing ever differs."""
 
@@ -152,7 +162,7 @@ class Bench:
             verification=FakeVerification(),  # type: ignore[arg-type]
             account=None,
             transport=fakes,
-            registry=nothing,
+            registry=FakeRegistry(),  # type: ignore[arg-type]
             ledger=self.ledger,
             events=self.events,
             hold=lambda stages: Shapes(

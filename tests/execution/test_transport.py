@@ -19,6 +19,7 @@ from megatron_bamboo.execution.transport import (
     Transport,
     tag_of,
 )
+from megatron_bamboo.membership.waits import Sent
 from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.schedule import MAX_CHUNKS, MAX_MICROBATCHES, MAX_STAGES
 
@@ -117,6 +118,7 @@ def test_what_is_sent_before_the_group_exists_is_sent_then(workers: Workers) -> 
     a.send("b", message("1.0RECV_F1"), tensor(2))
     b.expect(expected("a", "1.0RECV_F0", "1.0RECV_F1"))
     assert a.traffic()["b"] == (0, 0)
+    assert a.sent() == (Sent("b", 3, "1.0RECV_F0", 2),)  # it is not a's to do anything more
     workers.may_meet.set()
     assert (taken(b, "1.0RECV_F0"), taken(b, "1.0RECV_F1")) == (1, 2)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from megatron_bamboo.membership.place import START, Place
 from megatron_bamboo.membership.signs import SignPage, Signs
+from megatron_bamboo.membership.waits import Sent, Waiting
 
 WORKER = """
 import sys, time
@@ -33,6 +34,14 @@ def test_the_last_place_is_shown() -> None:
         assert page.read() == Signs(0, number, place, 0.5)
     other.beat()
     assert page.read() == Signs(1, 2, place, 0.5)
+
+
+def test_a_wait_for_thousands_is_shown() -> None:
+    page = SignPage.make("node1")
+    sent = (Sent("node0", 12, "0.0RECV_B0", 16),)
+    waiting = Waiting(tuple(f"node{number}" for number in range(5000)), sent)
+    page.show(Place(12, "0COMMIT", "the others"), 0.5, waiting)
+    assert page.read() == Signs(0, 1, Place(12, "0COMMIT", "the others"), 0.5, waiting)
 
 
 def test_what_is_half_written_is_not_read() -> None:

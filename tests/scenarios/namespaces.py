@@ -1,6 +1,7 @@
 """Machines in miniature: a network namespace for each node, joined by a bridge in another.
 
-Nothing of the host's own network is touched. Taking down a node's link closes no connection.
+Nothing of the host's own network is touched. Taking down a node's link closes no connection, and
+cutting the way from one node to another neither.
 """
 
 import ctypes
@@ -10,6 +11,8 @@ import subprocess
 HUB = "hub"
 INTERFACE = "eth0"
 CLONE_NEWNET = 0x40000000
+# A hardware address that nobody has.
+NOBODY = "02:00:00:00:00:01"
 
 
 def why_not() -> str | None:
@@ -48,6 +51,11 @@ class Namespaces:
     def silence(self, node: str) -> None:
         """Take a node's link down: what is sent from or to it is lost."""
         self._ip(HUB, "link", "set", node, "down")
+
+    def cut(self, sender: str, receiver: str) -> None:
+        """Let what a node sends to another be lost, and nothing else."""
+        lost = ("lladdr", NOBODY, "dev", INTERFACE, "nud", "permanent")
+        self._ip(sender, "neigh", "replace", address(receiver), *lost)
 
     def _join(self, node: str) -> None:
         self._make(node)
