@@ -19,6 +19,8 @@ class LossKind(StrEnum):
     """A worker of it raised an error."""
     HANG = "hang"
     """A worker of it did not run, or was stuck."""
+    LINK = "link"
+    """A link to another live node was broken, and it was the one to give up."""
     NO_RECORD = "no_record"
     """It did not answer at another's loss."""
     OTHER = "other"
@@ -31,6 +33,7 @@ _SIGNS = (
     ("its worker ended with status", LossKind.EXIT),
     ("its worker raised", LossKind.ERROR),
     ("its worker (did not run|was stuck)", LossKind.HANG),
+    ("(the|a) link .*is broken", LossKind.LINK),
     ("it left no record", LossKind.NO_RECORD),
 )
 

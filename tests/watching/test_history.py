@@ -78,6 +78,8 @@ def test_saves_are_counted_by_how_they_ended() -> None:
         ("its worker raised ValueError: its connection closed", LossKind.ERROR),
         ("its worker did not run for 5.0 s, in step 3, 1.0B0", LossKind.HANG),
         ("its worker was stuck for 9.0 s in step 3, 1.0B0", LossKind.HANG),
+        ("the link between node1 and node2 is broken: node1 has waited for 9 s", LossKind.LINK),
+        ("a link is broken: node1 and node2 did not come out of 1COMMIT", LossKind.LINK),
         ("it left no record within 5 s", LossKind.NO_RECORD),
         ("the step in which it was to join did not pass", LossKind.OTHER),
     ],

@@ -24,6 +24,7 @@ bamboo_node_losses_total{kind="signal"} 0.0
 bamboo_node_losses_total{kind="exit"} 0.0
 bamboo_node_losses_total{kind="error"} 0.0
 bamboo_node_losses_total{kind="hang"} 0.0
+bamboo_node_losses_total{kind="link"} 0.0
 bamboo_node_losses_total{kind="no_record"} 0.0
 bamboo_node_losses_total{kind="other"} 0.0
 bamboo_checkpoints_total{result="saved"} 1.0
