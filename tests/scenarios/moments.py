@@ -138,9 +138,10 @@ PLAIN = [
     for mode in MODES
 ]
 PLAIN_DRAWN = [
-    Campaign(Shape(3, num_pipelines), mode, (Pick.DRAWN,), PLAIN_OPS)
-    for num_pipelines in (1, 2, 3)
-    for mode in MODES
+    OneOf(
+        tuple(Campaign(Shape(3, number), mode, (Pick.DRAWN,), PLAIN_OPS) for mode in MODES),
+    )
+    for number in (1, 2, 3)
 ]
 
 
@@ -232,8 +233,7 @@ TAIL_DRAWN = [
         (3, "zero-bf16", Redundancy.EAGER),
     )
 ]
-# The parts of CI hold one microbatch or pipeline of each operation, stage and chunk, without chunks
-# in each mode.
+# The parts of CI hold one microbatch, pipeline and mode of each operation, stage and chunk.
 PARTS: dict[str, Sequence[Campaign | OneOf]] = {
     "ci": PLAIN_DRAWN,
     "ci-interleaved": INTERLEAVED_DRAWN,

@@ -1,5 +1,7 @@
 """Nodes die in different pipelines, one after another, or without any live holder left."""
 
+import itertools
+
 import pytest
 from moments import MODES
 from scenario_runner import ScenarioRunner
@@ -20,8 +22,9 @@ SURVIVED = {
 }
 
 
-@pytest.mark.parametrize("redundancy", MODES)
-@pytest.mark.parametrize("name", SURVIVED)
+@pytest.mark.parametrize(
+    ("name", "redundancy"), list(zip(SURVIVED, itertools.cycle(MODES), strict=False))
+)
 def test_losses_apart_change_no_bit(scenarios: ScenarioRunner, name: str, redundancy: str) -> None:
     shape, injections = SURVIVED[name]
     victims = [injection.split("@")[0] for injection in injections]
