@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("megatron_bamboo.agent.run", "train on nodes started on this machine"),
     "schedule": ("megatron_bamboo.schedule.command", "show a pipeline schedule or a takeover"),
     "preprocess": ("megatron_bamboo.data.preprocess", "turn JSON lines into .bin and .idx"),
+    "plan": ("megatron_bamboo.planner.command", "say what pipelines so many nodes should be"),
     "profile": ("megatron_bamboo.agent.profile", "time a model's forwards and backwards"),
     "rehearse": ("megatron_bamboo.rehearsal.command", "lose nodes by lot, and judge each run"),
     "memory": ("megatron_bamboo.agent.memory", "say what a run takes of each worker's memory"),

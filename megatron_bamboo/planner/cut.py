@@ -61,9 +61,14 @@ class Cut:
         return self.time_before + num_microbatches * self.work_of_slowest
 
     @property
+    def planned_microbatches(self) -> int:
+        """What the cut is planned for."""
+        return PLANNED_MICROBATCHES * self.num_stages
+
+    @property
     def planned_time(self) -> int:
-        """The same for what the cut is planned for."""
-        return self.time(PLANNED_MICROBATCHES * self.num_stages)
+        """What an iteration of these takes."""
+        return self.time(self.planned_microbatches)
 
 
 def cut_at(works: Sequence[int], spans: Sequence[StageSpan]) -> Cut:

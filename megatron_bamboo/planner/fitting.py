@@ -21,7 +21,7 @@ from megatron_bamboo.planner.cut import PLANNED_MICROBATCHES, Cut, cut_at
 from megatron_bamboo.planner.layers import UnitCosts, prefix_sums
 from megatron_bamboo.planner.memory import NO_UNITS, Memory, most_microbatches
 
-KEPT = 16
+KEPT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,7 @@ class Fitted:
 
 def planned_need(memory: Memory, cut: Cut) -> int:
     """The bytes of the worker that needs most, with the microbatches that cuts are planned for."""
-    planned = PLANNED_MICROBATCHES * cut.num_stages
-    return max(node.total(planned) for node in memory.of_cut(cut.spans))
+    return max(node.total(cut.planned_microbatches) for node in memory.of_cut(cut.spans))
 
 
 class _Start(NamedTuple):
@@ -84,15 +83,15 @@ class Fitter:
         if self._never_fits(num_stages):
             return Fitted(None, is_proven=True)
         starts, dropped = [_Start(0, 0, (0,), 0, 0)], False
-        for _ in range(num_stages):
-            grown = {s.what_matters(): s for start in starts for s in self._grow(start, num_stages)}
-            starts, has_dropped = self._keep(grown.values())
+        for _ in range(num_stages - 1):
+            starts, has_dropped = self._keep(self._grow_all(starts, num_stages))
             dropped |= has_dropped
-        fast = min(starts, default=None)
-        if fast is None:
+        starts = sorted(self._grow_all(starts, num_stages))
+        # Only of whole cuts it is known what the last nodes need, whose shadows are the first.
+        cuts = (cut_at(self._works, list(pairwise(start.bounds))) for start in starts)
+        cut = next(filter(self._fits, cuts), None)
+        if cut is None:
             return Fitted(None, is_proven=not dropped)
-        cut = cut_at(self._works, list(pairwise(fast.bounds)))
-        assert self._fits(cut) and cut.planned_time == fast.promise
         return Fitted(cut, is_proven=not dropped or cut.planned_time == free.planned_time)
 
     def most_microbatches(self, cut: Cut) -> int | None:
@@ -103,34 +102,44 @@ class Fitter:
         return planned_need(self.memory, cut) <= self._limit
 
     def _never_fits(self, num_stages: int) -> bool:
-        """Whether the state alone is more than all nodes together hold."""
-        return min(num_stages, 3) * self.memory.state > num_stages * self._limit
+        """Whether the state alone is more than all nodes together hold; of one stage there is but
+        one cut."""
+        return num_stages == 1 or min(num_stages, 3) * self.memory.state > num_stages * self._limit
+
+    def _grow_all(self, starts: Iterable[_Start], num_stages: int) -> Iterable[_Start]:
+        """Each with one stage more; of those that go on alike only one."""
+        grown = (longer for start in starts for longer in self._grow(start, num_stages))
+        return {start.what_matters(): start for start in grown}.values()
 
     def _grow(self, start: _Start, num_stages: int) -> Iterator[_Start]:
         """One stage more, in each way that may still fit."""
         stage, first = len(start.bounds) - 1, start.bounds[-1]
         behind, num_units = num_stages - stage - 1, len(self._works)
-        pasts = range(first + 1, num_units - behind + 1) if behind else (num_units,)
-        for past in pasts:
-            bounds = (*start.bounds, past)
-            peak = max(start.peak, *self._needs(bounds, num_stages))
+        others = self._others(start.bounds, num_stages)
+        in_flight = num_stages - stage
+        for past in range(first + 1, num_units - behind + 1) if behind else (num_units,):
+            state, saved = self.memory.state_of((first, past)), self.memory.saved_by((first, past))
+            needs = (alone + state + runs * in_flight * saved for alone, runs in others)
+            peak = max(start.peak, *needs)
             if peak > self._limit:
                 return  # with more units it is more
             work, k = start.work, start.k
             own = self._sums[past] - self._sums[first]
             if own >= work:
                 work, k = own, stage
+            bounds = (*start.bounds, past)
             yield _Start(self._promise(bounds, work, k, num_stages), peak, bounds, work, k)
 
-    def _needs(self, bounds: tuple[int, ...], num_stages: int) -> Iterator[int]:
-        """What the nodes need whose stage is among the last three; what is not cut yet is 0."""
-        spans = list(pairwise(bounds))
-        known = len(spans)
-        spans += [NO_UNITS] * (num_stages - known)
-        for stage in range(max(0, known - 3), known):
-            after, next_after = (spans[(stage + more) % num_stages] for more in (1, 2))
-            node = self.memory.of_node(num_stages, stage, spans[stage], after, next_after)
-            yield node.total(PLANNED_MICROBATCHES * num_stages)
+    def _others(self, bounds: tuple[int, ...], num_stages: int) -> list[tuple[int, bool]]:
+        """By node that the next stage matters to, what it needs beside that stage, and whether it
+        would run it: the node of the stage, of the one before, and of the one before that."""
+        spans = [*pairwise(bounds), NO_UNITS, NO_UNITS, NO_UNITS]
+        stage = len(bounds) - 1
+        others = []
+        for back in range(min(stage, 2) + 1):
+            node = self.memory.of_node(num_stages, stage - back, *spans[stage - back :][:3])
+            others.append((node.total(PLANNED_MICROBATCHES * num_stages), back < 2))
+        return others
 
     def _promise(self, bounds: tuple[int, ...], work: int, k: int, num_stages: int) -> int:
         """What all cuts with these first stages take at least; of a whole cut its time."""

@@ -83,23 +83,25 @@ class Memory:
     ) -> NodeMemory:
         """What the node of a stage needs, by the units of it and of the two after it."""
         if num_stages == 1:
-            return NodeMemory(self._state_of(own), 0, 0, 2 * self._saved(own), 0)
+            return NodeMemory(self.state_of(own), 0, 0, 2 * self.saved_by(own), 0)
         follower = (stage + 1) % num_stages
-        activations = (num_stages - stage) * self._saved(own)
-        activations += (num_stages - follower) * self._saved(after)
+        activations = (num_stages - stage) * self.saved_by(own)
+        activations += (num_stages - follower) * self.saved_by(after)
         neighbours = sum((s > 0) + (s < num_stages - 1) for s in (stage, follower))
         return NodeMemory(
-            state=self._state_of(own),
-            replica=self._state_of(after),
-            next_replica=self._state_of(next_after) if num_stages > 2 else 0,
+            state=self.state_of(own),
+            replica=self.state_of(after),
+            next_replica=self.state_of(next_after) if num_stages > 2 else 0,
             activations=activations,
             log_a_microbatch=_LOGGED * neighbours * self._message,
         )
 
-    def _state_of(self, span: StageSpan) -> int:
+    def state_of(self, span: StageSpan) -> int:
+        """Of these units as primary or as replica."""
         return self._state[span[1]] - self._state[span[0]]
 
-    def _saved(self, span: StageSpan) -> int:
+    def saved_by(self, span: StageSpan) -> int:
+        """What the forward of one microbatch saves if these units are one stage."""
         first, past = span
         between = max(0, past - first - 1) * self._message
         return self._activations[past] - self._activations[first] + between

@@ -116,6 +116,10 @@ class Planner:
         proposals = [self._proposal(templates, *ranked, moved) for ranked in ranks.items()]
         return tuple(sorted(proposals, key=lambda p: (p.simulated_seconds, p.moved)))
 
+    def seconds(self, ticks: int) -> float:
+        """A time that templates count in ticks."""
+        return self._works.seconds(ticks)
+
     def simulated_seconds(self, pipeline: PipelineShape) -> float:
         """What an iteration of one pipeline takes."""
         return self._seconds(pipeline)
