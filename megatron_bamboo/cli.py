@@ -15,6 +15,7 @@ from megatron_bamboo.errors import UserError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("megatron_bamboo.agent.run", "train on nodes started on this machine"),
+    "drain": ("megatron_bamboo.agent.drain", "let a node leave a running job, losing nothing"),
     "schedule": ("megatron_bamboo.schedule.command", "show a pipeline schedule or a takeover"),
     "preprocess": ("megatron_bamboo.data.preprocess", "turn JSON lines into .bin and .idx"),
     "plan": ("megatron_bamboo.planner.command", "say what pipelines so many nodes should be"),

@@ -32,7 +32,7 @@ from megatron_bamboo.execution.commit import (
 )
 from megatron_bamboo.execution.compute import Compute
 from megatron_bamboo.execution.epochs import EpochWatch, Handlers
-from megatron_bamboo.execution.errors import DeadlineExceeded
+from megatron_bamboo.execution.errors import DeadlineExceeded, LetGo
 from megatron_bamboo.execution.executor import Executor
 from megatron_bamboo.execution.groups import Group
 from megatron_bamboo.execution.injection import Injector
@@ -52,7 +52,7 @@ from megatron_bamboo.execution.verification import Verification
 from megatron_bamboo.execution.whereabouts import Whereabouts
 from megatron_bamboo.membership.assignment import Assignment
 from megatron_bamboo.membership.decision import StepReport
-from megatron_bamboo.membership.place import FINISH, LOOP, SAVE, START
+from megatron_bamboo.membership.place import FINISH, LEAVE, LOOP, SAVE, START
 from megatron_bamboo.membership.raised import Raised, tell_raised
 from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.membership.torch_store import BambooStore
@@ -154,7 +154,13 @@ class Worker:
         )
 
     def train(self) -> None:
-        """Run every step; then write down what is held."""
+        """Run every step, or those until this node is let go; then write down what is held."""
+        try:
+            self._run_steps()
+        except LetGo:
+            self._leave()
+
+    def _run_steps(self) -> None:
         start_step = self._start()
         for step in range(start_step + 1, self._options.training.train_iters + 1):
             with self._where.at(step, LOOP):
@@ -224,6 +230,19 @@ class Worker:
         self._reporter.passed(report, is_first=is_first and not is_new)
         if is_new:
             self._reporter.repeat()
+
+    def _leave(self) -> None:
+        """End when nobody needs anything of this node any more.
+
+        The others have its state and go on without it, but one of them may still wait in the last
+        commit that it took part in.
+        """
+        self._events.emit("let_go", step=self._executor.step, epoch=self._executor.plan.epoch)
+        with self._where.at(self._executor.step, LEAVE, waits_for="the others"):
+            self._reporter.finish()
+            self._assignment.await_release()
+        self._events.emit("traffic", peers=self._transport.traffic())
+        self._watch.close()
 
     def _finish(self) -> None:
         if self._view.sharded or self._options.bamboo.bamboo_verify_replicas:

@@ -78,13 +78,18 @@ def forked_node(start_worker: StartWorker) -> StartNode:
 
 
 def run_agent(settings: AgentSettings, start_worker: StartWorker) -> NoReturn:
-    """Be the agent of a node until its job is over; takes the whole node along at the end."""
+    """Be the agent of a node until its job is over; takes the whole node along at the end.
+
+    It ends with status 0 where its node has left the job in good order.
+    """
     os.setsid()
     _redirect_output(settings.job_dir / "logs" / f"{settings.node}.log")
     start_guard()
     events = EventLog(settings.job_dir / "events", settings.node)
     try:
-        _run_node(settings, start_worker, events)
+        if _run_node(settings, start_worker, events):
+            # Its guard ends what is left.
+            os._exit(0)
     # Shown in the node's log, before the signal below ends this process.
     except BaseException:
         traceback.print_exc()
@@ -94,12 +99,13 @@ def run_agent(settings: AgentSettings, start_worker: StartWorker) -> NoReturn:
     raise AssertionError("a killed process ran on")
 
 
-def _run_node(settings: AgentSettings, start_worker: StartWorker, events: EventLog) -> None:
+def _run_node(settings: AgentSettings, start_worker: StartWorker, events: EventLog) -> bool:
+    """Watch a node's workers until its job is over; whether it has left it in good order."""
     link = CoordinatorLink(
         settings.node, settings.store, settings.job_dir, settings.patience_seconds, events
     )
     if not link.await_welcome():
-        return
+        return link.has_left
     workers = {}
     for name, environment in settings.worker_environments.items():
         page = SignPage.make(name)
@@ -108,6 +114,7 @@ def _run_node(settings: AgentSettings, start_worker: StartWorker, events: EventL
         events.emit("worker_started", worker=name, pid=worker.pid, agent=os.getpid())
         link.report({"op": "started", "worker": name, "pid": worker.pid})
     NodeWatch(link, workers, events, settings.lease_seconds).run()
+    return link.has_left
 
 
 def _redirect_output(log: Path) -> None:

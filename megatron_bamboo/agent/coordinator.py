@@ -9,13 +9,14 @@ into the next epoch. The decisions themselves are pure functions elsewhere
 
 import asyncio
 import contextlib
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict
 
+from megatron_bamboo.agent.drainer import Drainer
+from megatron_bamboo.agent.ending import Ending
 from megatron_bamboo.agent.headway import Headway
-from megatron_bamboo.agent.healer import Healer, Standby
+from megatron_bamboo.agent.healer import Healer
 from megatron_bamboo.agent.job import JobSpec
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.agent.progress import Failures
@@ -31,11 +32,13 @@ from megatron_bamboo.membership.decision import (
     decide_step,
     parse_record,
 )
+from megatron_bamboo.membership.leaving import NOTICED
 from megatron_bamboo.membership.raised import all_raised_alike, script_error
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.events import Emitter
-from megatron_bamboo.planner.healing import Vacancy, heal
+from megatron_bamboo.planner.draining import counting_records, drain
+from megatron_bamboo.planner.healing import heal
 from megatron_bamboo.planner.links import broken_links, whom_to_fence
 from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss, plan_digest
 from megatron_bamboo.schedule.redundancy import Redundancy
@@ -69,6 +72,7 @@ class Coordinator:
             spec.nodes, table, events, shape.tensor_size, shape.lease_seconds, spec.standbys
         )
         self._healer = Healer(self.members, table)
+        self._drainer = Drainer(self.members, table, reporter)
         self._failures = Failures(table)
         self._max_failures = spec.max_failures
         self._deadlines = spec.deadlines
@@ -82,7 +86,7 @@ class Coordinator:
         self._shape = shape
         self._headway = Headway(shape, table, self.members, events, reporter)
         self._steps_in_epoch = 0
-        for prefix in ("passed/", "record/", "saved/", "ready/", FAILED_KEY):
+        for prefix in ("passed/", "record/", "saved/", "ready/", NOTICED, FAILED_KEY):
             table.subscribe(prefix, lambda _, __: self.members.news.set())
 
     async def run(self) -> None:
@@ -99,14 +103,14 @@ class Coordinator:
         members = self.members
         while True:
             nodes = set(self._plan.nodes)
-            lost = nodes & members.lost.keys()
+            lost = (nodes | self._drainer.going()) & members.lost.keys()
             done = {node for node in nodes if members.is_done(node)}
             if done and nodes <= members.finished | lost:
                 break
             # Who is done has passed the last commit. With nobody else left, nothing is to decide.
             if lost and not (done and nodes <= done | lost):
-                await self._change_epoch(lost)
-            elif not await self._heal():
+                await self._change_epoch(Ending(lost))
+            elif not await self._drain() and not await self._heal():
                 await self._await_step()
         self._look()
         for node in sorted(lost):
@@ -133,7 +137,7 @@ class Coordinator:
         self._plan = Plan.from_json(published)
         self._look()
         if (announced := self._table.get(_ending_key(self._plan.epoch))) is not None:
-            await self._decide(*_from_announcement(announced))
+            await self._decide(Ending.from_json(announced))
 
     def errors_of(self, nodes: Sequence[str]) -> tuple[str, ...]:
         """What those of some nodes have raised that did, each with its log."""
@@ -224,17 +228,19 @@ class Coordinator:
             self._note_change(report)
             if self._steps_in_epoch == STEPS_TO_FORM_GROUPS:
                 self._forget_older_groups()
+        self._drainer.release(self._plan.epoch, self._headway.step)
 
     def _note_change(self, report: StepReport) -> None:
         """A planned change is made when its step has passed."""
         change = self._plan.change
         if change is None or report.epoch != self._plan.epoch or report.step < change.step:
             return
-        self._plan = self._plan.made()
-        self._say_changed(self._plan, change.step)
+        before, self._plan = self._plan, self._plan.made()
+        self._say_changed(before, self._plan, change.step)
 
-    def _say_changed(self, plan: Plan, step: int) -> None:
+    def _say_changed(self, before: Plan, plan: Plan, step: int) -> None:
         with self._table.together():
+            self._drainer.let_go(before, plan, step)
             if is_new(self._table, f"changed/{plan.epoch}"):
                 pipelines = [asdict(pipeline) for pipeline in plan.pipelines]
                 self._events.emit("changed", epoch=plan.epoch, step=step, pipelines=pipelines)
@@ -244,37 +250,52 @@ class Coordinator:
         for epoch in range(self._plan.epoch):
             self._table.delete_prefix(f"group/{epoch}/")
 
+    def _can_change(self) -> bool:
+        """Whether a change can be planned now."""
+        stays = self._drainer.say_they_stay
+        if self._shape.redundancy == Redundancy.NONE:
+            stays(self._plan, "with --bamboo-redundancy none no stage can move")
+            return False
+        # In the last step there is nothing left to protect.
+        if self._headway.step + 1 >= self._shape.train_iters:
+            stays(self._plan, "the last step is under way")
+            return False
+        return self._steps_in_epoch > 0
+
+    async def _drain(self) -> bool:
+        """Begin to let nodes go if some are to leave and can; whether it was so."""
+        self._drainer.look(self._plan)
+        if not self._can_change() or not (leaving := self._drainer.due(self._plan)):
+            return False
+        await self._change_epoch(Ending(leaving=leaving))
+        return True
+
     async def _heal(self) -> bool:
         """Begin a planned change if it is time for one; whether it was."""
-        can_heal = self._shape.redundancy != Redundancy.NONE
-        # In the last step there is nothing left to protect.
-        is_ending = self._headway.step + 1 >= self._shape.train_iters
-        if not can_heal or self._steps_in_epoch == 0 or is_ending:
+        if not self._can_change():
             return False
         standby = self._healer.standby_for(self._plan)
         if not self._healer.is_due(self._plan, standby):
             return False
-        await self._change_epoch(set(), standby)
+        await self._change_epoch(Ending(standby=standby))
         return True
 
-    async def _change_epoch(self, lost: set[str], standby: Standby | None = None) -> None:
+    async def _change_epoch(self, ending: Ending) -> None:
         """End the epoch, decide its newest step, and publish the plan that follows.
 
-        Args:
-            lost: the nodes for whose loss it ends; empty for a planned change, which gives way to
-                losses that are found meanwhile.
+        A planned change gives way to losses that are found meanwhile.
         """
-        epoch, failures = self._plan.epoch, 0
+        epoch, lost, failures = self._plan.epoch, ending.lost, 0
         with self._table.together():
             if lost:
                 failures = self._failures.note(self._headway.step)
-            self._table.set(_ending_key(epoch), _announcement(lost, standby))
+            self._table.set(_ending_key(epoch), ending.to_json().encode())
             self._events.emit("ending", epoch=epoch, lost=sorted(lost))
         if failures > self._max_failures:
             raise self._no_progress(lost)
-        await self._decide(lost, standby)
+        await self._decide(ending)
 
-    def _no_progress(self, lost: set[str]) -> NoProgress:
+    def _no_progress(self, lost: Set[str]) -> NoProgress:
         newest = ", ".join(f"{node} ({self.members.lost[node]})" for node in sorted(lost))
         return NoProgress(
             f"nodes were lost more than {self._max_failures} times since step {self._headway.step} "
@@ -282,37 +303,50 @@ class Coordinator:
             f"{self._logs}; {self._headway.restart_hint()}"
         )
 
-    async def _decide(self, lost: set[str], standby: Standby | None) -> None:
+    async def _decide(self, ending: Ending) -> None:
         """Decide the newest step of an epoch whose end is announced, and publish what follows."""
-        epoch = self._plan.epoch
+        epoch, lost = self._plan.epoch, ending.lost
         records = await self._gather_records(epoch, lost)
         for worker, record in records.items():
             if isinstance(record, Fenced) and node_of(worker) not in lost:
                 seconds = self._record_seconds(worker)
                 self.members.fence(node_of(worker), f"it left no record within {seconds:g} s")
                 lost = lost | {node_of(worker)}
-        decision = None
+        decision, records = None, counting_records(self._plan, records)
         if any(isinstance(record, Record) for record in records.values()):
             decision = decide_step(records, self._confirmed(epoch))
         if lost:
             self._publish_loss(lost, decision)
         else:
-            with self._table.together():
-                self._publish(heal(self._plan, decision, self._shape.train_iters, standby))
-                self._reporter.planned(self._plan)
+            self._publish_change(ending, decision)
 
-    def _publish_loss(self, lost: set[str], decision: StepDecision | None) -> None:
+    def _publish_change(self, ending: Ending, decision: StepDecision | None) -> None:
+        last_step = self._shape.train_iters
+        if ending.leaving:
+            plan = drain(self._plan, decision, last_step, ending.leaving)
+        else:
+            plan = heal(self._plan, decision, last_step, ending.standby)
+        with self._table.together():
+            self._publish(plan)
+            self._reporter.planned(plan)
+        if plan.let_go:
+            # A standby gets ready while those who leave are still there.
+            self._healer.standby_for(plan.made())
+
+    def _publish_loss(self, lost: Set[str], decision: StepDecision | None) -> None:
         before = self._plan
+        freed = set(before.freed(decision))
         if before.change is not None and before.change.is_made(decision):
-            self._say_changed(before.made(), before.change.step)
+            self._say_changed(before, before.made(), before.change.step)
         plan = plan_after_loss(before, lost, decision)
-        for node in sorted(set(before.nodes) - set(plan.nodes) - self.members.lost.keys()):
+        gone = set(before.nodes) - set(plan.nodes) - freed
+        for node in sorted(gone - self.members.lost.keys()):
             self.members.fence(node, "the step in which it was to join did not pass")
         with self._table.together():
             self._publish(plan)
             self._reporter.lost({node: self.members.lost[node] for node in plan.lost}, plan)
 
-    async def _gather_records(self, epoch: int, lost: set[str]) -> dict[str, Record | Fenced]:
+    async def _gather_records(self, epoch: int, lost: Set[str]) -> dict[str, Record | Fenced]:
         """Each surviving worker's record; one that is gone or silent past its time is fenced."""
         members = self.members
         began = time.monotonic()
@@ -385,20 +419,6 @@ class Coordinator:
 
 def _ending_key(epoch: int) -> str:
     return f"ending/{epoch}"
-
-
-def _announcement(lost: set[str], standby: Standby | None) -> bytes:
-    """That an epoch ends, and all that the decision needs that is not in the store elsewhere."""
-    called = None if standby is None else {**asdict(standby[0]), "node": standby[1]}
-    return json.dumps({"lost": sorted(lost), "standby": called}).encode()
-
-
-def _from_announcement(text: bytes) -> tuple[set[str], Standby | None]:
-    values = json.loads(text)
-    called = values["standby"]
-    if called is None:
-        return set(values["lost"]), None
-    return set(values["lost"]), (Vacancy(called["pipeline"], called["rank"]), called["node"])
 
 
 def _record_key(epoch: int, worker: str) -> str:

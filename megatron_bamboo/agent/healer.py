@@ -7,6 +7,7 @@ nodes that are left.
 
 import json
 
+from megatron_bamboo.agent.ending import Standby
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.membership.assignment import called_key
 from megatron_bamboo.membership.table import Table
@@ -19,8 +20,6 @@ from megatron_bamboo.planner.healing import (
 )
 from megatron_bamboo.planner.plan import Plan
 
-Standby = tuple[Vacancy, str]
-
 
 class Healer:
     """Which standby has been called, and for which place."""
@@ -32,7 +31,12 @@ class Healer:
 
     def standby_for(self, plan: Plan) -> Standby | None:
         """The standby that gets ready, or is, for a vacancy of this plan; called if need be."""
-        free = [n for n in self._members.waiting_standbys() if n not in plan.nodes]
+        members = self._members
+        free = [
+            node
+            for node in members.waiting_standbys()
+            if node not in plan.nodes and not members.is_leaving(node)
+        ]
         places = vacancies(plan)
         called = self._called
         if called is None or called[1] not in free:

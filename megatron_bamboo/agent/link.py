@@ -51,6 +51,8 @@ class CoordinatorLink:
         self._socket: socket.socket | None = None
         self._address: Address | None = None
         self._is_welcome = False
+        self.has_left = False
+        """Whether this node has left the job in good order."""
         self._word = FIRST_WORD
         self._next_try = time.monotonic()
         self._clock = PatientClock()
@@ -124,6 +126,9 @@ class CoordinatorLink:
                 sys.stderr.write(f"this node was declared lost: {cause}\n")
                 return True
             case {"op": "stop"}:
+                return True
+            case {"op": "leave"}:
+                self.has_left = True
                 return True
         return False
 

@@ -8,11 +8,13 @@ for nothing.
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from megatron_bamboo.agent.job import LEASE_SECONDS
 from megatron_bamboo.agent.leases import Leases
 from megatron_bamboo.agent.long_waits import LongWaits
+from megatron_bamboo.membership.leaving import DRAINED, NOTICED, RELEASED, Notice
 from megatron_bamboo.membership.lives import last_life
 from megatron_bamboo.membership.raised import Raised
 from megatron_bamboo.membership.store_server import AgentLink
@@ -21,9 +23,13 @@ from megatron_bamboo.membership.waits import Wait
 from megatron_bamboo.membership.workers import workers_of
 from megatron_bamboo.observe.events import Emitter
 
+LEAVE = {"op": "leave"}
+"""What an agent is told whose node has left the job in good order."""
+
 
 class Members:
-    """The nodes of a job, standbys too; each joins once and then is lost once, or finishes.
+    """The nodes of a job, standbys too; each joins once and then is lost once, is drained, or
+    finishes.
 
     A lost one that is started again joins under another name, and waits as a standby.
 
@@ -56,12 +62,14 @@ class Members:
         """Each lost node with the sign that it is lost."""
         self.raised = {n: Raised.from_json(text) for n, text in self._known("raised-by/").items()}
         """By node the error that its worker told, in the order in which they ended."""
+        self.drained = {n: cause.decode() for n, cause in self._known(DRAINED).items()}
+        """By node that has left without a loss, why it was to leave."""
         self.finished = set(self._known("finished/"))
         self.news = asyncio.Event()
         self._is_over = False
         self._table.fenced.update(self.lost)
         # An earlier coordinator knew them: they have the time of a lease to come back.
-        for node in self._agents.keys() - self.lost.keys() - self.finished:
+        for node in self._agents.keys() - self.lost.keys() - self.finished - self.drained.keys():
             self._leases.grant(node)
 
     def _known(self, prefix: str) -> dict[str, bytes]:
@@ -80,10 +88,16 @@ class Members:
     def waiting_standbys(self) -> tuple[str, ...]:
         """The live standbys that have joined, those last that were lost before."""
         waiting = (*self._standbys, *self.returned())
-        return tuple(n for n in waiting if n in self._agents and n not in self.lost)
+        gone = self.lost.keys() | self.drained.keys()
+        return tuple(n for n in waiting if n in self._agents and n not in gone)
+
+    def is_leaving(self, node: str) -> bool:
+        """Whether a node is to leave, as far as is known."""
+        notice = self._table.get(f"{NOTICED}{node}")
+        return notice is not None and not Notice.from_json(notice).is_over
 
     def returned(self) -> tuple[str, ...]:
-        """The nodes that were lost and have joined again, under these names."""
+        """The nodes that were lost, or drained, and have joined again, under these names."""
         return tuple(node for node in self._agents if last_life(node) is not None)
 
     def is_ready(self, node: str) -> bool:
@@ -107,6 +121,15 @@ class Members:
         """Take a node for lost and end it, though it may still run."""
         self._ended(node, cause)
 
+    def release(self, node: str) -> None:
+        """Let a node end that has handed over all that it held; its workers wait for this."""
+        self._table.set(f"{RELEASED}{node}", b"1")
+
+    def dismiss(self, node: str) -> None:
+        """End a node that holds nothing, and is to leave."""
+        self.release(node)
+        self._ended(node, "it holds nothing")
+
     def fence_silent(self) -> None:
         """Take the nodes for lost whose lease is over; to be called several times a second."""
         for node, seconds in self._leases.silent().items():
@@ -123,6 +146,9 @@ class Members:
         """An agent said hello, for the first time or again."""
         node, known = link.node, self._agents.get(link.node)
         agent = {"pid": link.pid, "incarnation": link.incarnation}
+        if node in self.drained:
+            link.send(LEAVE)
+            raise ValueError(f"{node} has left the job")
         if (refusal := self._refusal(node, agent)) is not None:
             link.send({"op": "stop", "cause": refusal})
             raise ValueError(f"{node} is refused: {refusal}")
@@ -139,14 +165,16 @@ class Members:
         """Why an agent has no place here; None if it has."""
         if node in self.lost:
             return self.lost[node]
-        if node not in (*self._nodes, *self._standbys) and last_life(node) not in self.lost:
+        gone = self.lost.keys() | self.drained.keys()
+        if node not in (*self._nodes, *self._standbys) and last_life(node) not in gone:
             return f"no node named {node} is expected"
         if self._agents.get(node) not in (None, agent):
             return f"{node} is another process already"
         return None
 
     def heard(self, link: AgentLink, message: Mapping[str, Any]) -> None:
-        """An agent said that it is there, or reported its worker's start, hang or end."""
+        """An agent said that it is there, that its node is to leave or stays after all, or
+        reported its worker's start, hang or end."""
         match message:
             case {"op": "started", "worker": worker, "pid": pid}:
                 self._worker_started(link.node, str(worker), int(pid))
@@ -157,6 +185,8 @@ class Members:
                 self.waits.hear(link.node, [Wait.from_fields(wait) for wait in waits])
                 if (answer := self._leases.renew(link.node, word)) is not None:
                     link.send({"op": "heard", "word": answer})
+            case {"op": "notice", "notice": str(text)}:
+                self._noticed(link.node, Notice.from_json(text))
             case {"op": "exited", "worker": str(worker), "status": int(status)}:
                 self._worker_exited(link.node, worker, status)
 
@@ -165,6 +195,14 @@ class Members:
         if self._links.get(link.node) is link:
             del self._links[link.node]
             self._ended(link.node, "its connection closed")
+
+    def _noticed(self, node: str, notice: Notice) -> None:
+        """An agent says all that it has said at every connection again."""
+        value = notice.to_json().encode()
+        if self._table.get(f"{NOTICED}{node}") != value:
+            with self._table.together():
+                self._table.set(f"{NOTICED}{node}", value)
+                self._events.emit("notice", node=node, **asdict(notice))
 
     def _worker_started(self, node: str, worker: str, pid: int) -> None:
         if self._table.get(f"started/{worker}") is None:
@@ -187,7 +225,8 @@ class Members:
 
     def _cause_of_exit(self, node: str, worker: str, status: int) -> str | None:
         """What a node ends of with this worker; None if it goes on."""
-        if self.is_worker_done(worker) and not self._exited.issuperset(self.workers_of(node)):
+        may_end = self.is_worker_done(worker) or (self._is_released(node) and status == 0)
+        if may_end and not self._exited.issuperset(self.workers_of(node)):
             return None
         if (told := self._table.get(f"raised/{worker}")) is not None:
             if node not in self.raised:
@@ -200,8 +239,29 @@ class Members:
             return "its worker ended with status 0 before the training was over"
         return f"its worker ended with status {status}"
 
+    def _is_released(self, node: str) -> bool:
+        return self._table.get(f"{RELEASED}{node}") is not None
+
+    def _drained(self, node: str) -> None:
+        """A node that was released has ended, however."""
+        value = self._table.get(f"{NOTICED}{node}")
+        notice = Notice("nobody wants it") if value is None else Notice.from_json(value)
+        with self._table.together():
+            self._table.set(f"{DRAINED}{node}", notice.cause.encode())
+            self._events.emit("drained", node=node, cause=notice.cause, stays=notice.is_over)
+        self._leases.end(node)
+        self.waits.forget(node)
+        self.drained[node] = notice.cause
+        if (link := self._links.get(node)) is not None:
+            link.send(LEAVE)
+        self.news.set()
+
     def _ended(self, node: str, cause: str) -> None:
-        if self._is_over or node in self.finished or node in self.lost:
+        known = (*self.finished, *self.lost, *self.drained)
+        if self._is_over or node in known:
+            return
+        if self._is_released(node):
+            self._drained(node)
             return
         is_done = self.is_done(node)
         with self._table.together():

@@ -1,7 +1,8 @@
 """The launcher's care for the nodes: it starts them, and a lost one again if it is asked to.
 
-A node is lost when the coordinator says so, and then for good. Some time later its machine is there
-again: whatever still runs of the node is ended, and it is started as another one
+A node is lost when the coordinator says so, and then for good; one that was drained has left as
+finally. Some time later its machine is there again, or at once if it was not taken after all:
+whatever still runs of the node is ended, and it is started as another one
 (``membership/lives.py``), which waits as a standby like any other.
 """
 
@@ -18,7 +19,8 @@ class LocalNodes:
 
     Args:
         start: starts the node of a name.
-        respawn_seconds: so long after its loss a node is started again; None for never.
+        respawn_seconds: so long after it was lost, or has left, a node is started again; None for
+            never.
     """
 
     def __init__(
@@ -39,12 +41,13 @@ class LocalNodes:
             self._handles[node] = self._start(node)
 
     def hear(self, facts: Iterable[Mapping[str, Any]]) -> None:
-        """Take what a coordinator has said, losses among it."""
-        if self._respawn_seconds is None:
-            return
+        """Take what a coordinator has said: losses, and nodes that have left."""
         for event in (fact.get("event") for fact in facts):
-            if event is not None and event["event"] == "loss":
-                self._due[event["node"]] = self._now() + self._respawn_seconds
+            match event:
+                case {"event": "drained", "node": node, "stays": True}:
+                    self._due[node] = self._now()
+                case {"event": "loss" | "drained", "node": node} if self._respawn_seconds:
+                    self._due[node] = self._now() + self._respawn_seconds
 
     def respawn(self) -> None:
         """Start those again whose time has come; to be called several times a second."""

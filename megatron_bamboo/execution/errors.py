@@ -19,6 +19,10 @@ class EpochEnded(Exception):
     """The plan that this worker acts by is no longer in force; a new one comes."""
 
 
+class LetGo(Exception):
+    """This worker's node is in no place any more: others have taken over all that it held."""
+
+
 class DeadlineExceeded(Exception):
     """A wait reached its deadline and nobody said that the peer is lost."""
 

@@ -81,6 +81,11 @@ class Executor:
         """The plan in force."""
         return self._course.plan
 
+    @property
+    def step(self) -> int:
+        """The step under way, or the last one."""
+        return self._course.state.step
+
     def has_pending_plan(self) -> bool:
         """Whether a plan waits to be acted upon."""
         return self._course.epochs.has_pending()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from megatron_bamboo.execution.course import Course
 from megatron_bamboo.execution.epochs import StepProgress
-from megatron_bamboo.execution.errors import DeadlineExceeded
+from megatron_bamboo.execution.errors import DeadlineExceeded, LetGo
 from megatron_bamboo.execution.mailbox import Message
 from megatron_bamboo.execution.parts import Parts
 from megatron_bamboo.execution.performer import Performer
@@ -45,6 +45,8 @@ class PlanFollower:
         the step is worked out; if that cannot be done yet, the main thread does it.
         """
         parts, view = self._parts, self._view
+        if parts.worker not in plan.nodes:  # it was let go
+            return
         groups = self._memberships(plan)
         parts.registry.add_pairs(plan.epoch, groups)
         parts.transport.connect(all_neighbours(plan, parts.worker, view.num_chunks, view.tied))
@@ -54,10 +56,16 @@ class PlanFollower:
                 view.prepare(victims, published, self._course.state.step)
 
     def switch(self, plan: Plan) -> None:
-        """Act by a new plan: what remains of this step, and all steps after it."""
+        """Act by a new plan: what remains of this step, and all steps after it.
+
+        Raises:
+            LetGo: this node is in no place of it.
+        """
         start = time.monotonic()
         parts, view, course = self._parts, self._view, self._course
         parts.ledger.follow(plan.epoch)
+        if parts.worker not in plan.nodes:
+            raise LetGo
         change = course.plan.change
         if change is not None and change.is_made(plan.decision):
             self._make_change()
@@ -80,7 +88,11 @@ class PlanFollower:
 
     def go_on_after(self, step: int) -> None:
         """A step has just been applied: act by what was planned for after it, if anything was, and
-        mend what was found to differ in it."""
+        mend what was found to differ in it.
+
+        Raises:
+            LetGo: what was planned was that this node goes.
+        """
         course = self._course
         if course.plan.change is not None and course.plan.change.step == step:
             self._make_change()
@@ -116,7 +128,13 @@ class PlanFollower:
         parts.transport.connect(all_neighbours(plan, parts.worker, view.num_chunks, view.tied))
 
     def _make_change(self) -> None:
+        let_go = self._course.plan.let_go
         plan = self._course.plan = self._course.plan.made()
+        if self._parts.worker not in plan.nodes:
+            raise LetGo
+        # They end when they like. Nothing is under way to or from them: the commit has passed.
+        self._parts.registry.forget(let_go)
+        self._parts.transport.drop(let_go)
         self._view.make_change(plan)
         self.enter(plan, is_changed=True)
         self.hold(plan)

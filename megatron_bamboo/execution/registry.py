@@ -260,6 +260,15 @@ class GroupRegistry:
                     formation.give_up(membership.members)
             self._drop(lambda name, members: not _is_pair(name) or bool(self._lost & members))
 
+    def forget(self, nodes: Collection[str]) -> None:
+        """End the groups that nodes are members of which were let go; they come to no other."""
+        with self._lock:
+            self._lost |= set(nodes)
+            for name, (membership, formation) in self._forming.items():
+                if self._is_over(name, membership):
+                    formation.give_up(membership.members)
+            self._drop(lambda _name, members: bool(self._lost & members))
+
     def close(self) -> None:
         """End all groups."""
         with self._lock:

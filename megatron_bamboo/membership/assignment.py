@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from megatron_bamboo.membership.leaving import RELEASED
 from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.planner.healing import stages_to_hold
@@ -64,6 +65,10 @@ class Assignment:
             self._client.set(f"ready/{self._worker}", b"1")
             self._plan = self._published(int(self._await(joined_key(node_of(self._worker)))))
         return self._plan
+
+    def await_release(self) -> None:
+        """Wait, in no place any more, until nobody needs anything of this node."""
+        self._await(f"{RELEASED}{node_of(self._worker)}")
 
     def _published(self, epoch: int) -> Plan:
         published = self._client.get(f"plan/{epoch}")

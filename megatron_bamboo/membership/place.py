@@ -8,6 +8,7 @@ LOOP = "the loop"
 SWITCH = "the change of plan"
 SAVE = "the save"
 FINISH = "the end"
+LEAVE = "its leave"
 DONE = "nothing any more"
 
 

@@ -5,7 +5,7 @@ here is urgent, since each unit still has a holder; a second loss before the cha
 find a stage that has no other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -46,13 +46,13 @@ def unprotected(plan: Plan) -> tuple[tuple[int, int], ...]:
 
 def can_protect(plan: Plan) -> bool:
     """Whether a stage without a replica can get one on the nodes that its pipeline has."""
-    return any(_protected(pipeline) != pipeline for pipeline in plan.pipelines)
+    return any(protected(pipeline) != pipeline for pipeline in plan.pipelines)
 
 
 def with_standby(pipeline: PipelinePlan, rank: int, standby: str) -> PipelinePlan:
     """The pipeline with a standby in a vacant rank: it runs the stage of that number again."""
     ranks = _put(pipeline.ranks, rank, standby)
-    return _protected(replace(pipeline, ranks=ranks, stages=_put(pipeline.stages, rank, standby)))
+    return protected(replace(pipeline, ranks=ranks, stages=_put(pipeline.stages, rank, standby)))
 
 
 def heal(
@@ -69,7 +69,7 @@ def heal(
         standby: the node, ready to receive, and where; without one only new shadows are made.
     """
     before = plan.after(decision)
-    after = list(map(_protected, before.pipelines))
+    after = list(map(protected, before.pipelines))
     if standby is not None:
         vacancy, node = standby
         pipeline = before.pipelines[vacancy.pipeline]
@@ -81,10 +81,10 @@ def heal(
     transfers = tuple(
         transfer
         for number, pipelines in enumerate(zip(before.pipelines, after, strict=True))
-        for transfer in _transfers(number, *pipelines)
+        for transfer in transfers_between(number, *pipelines)
     )
     follows = replace(before, epoch=plan.epoch + 1, lost=(), decision=decision)
-    step = last_step + 1 if decision is None else decision.step + decision.applied
+    step = first_open_step(decision, last_step)
     if step > last_step or not transfers:
         unchanged = plan.after(decision).pipelines
         return replace(follows, pipelines=unchanged, reason="nothing is left to change")
@@ -98,7 +98,12 @@ def stages_to_hold(pipeline: PipelinePlan, node: str) -> tuple[int, ...]:
     return tuple(stage for stage, holders in enumerate(pairs) if node in holders)
 
 
-def _protected(pipeline: PipelinePlan) -> PipelinePlan:
+def first_open_step(decision: StepDecision | None, last_step: int) -> int:
+    """The first step that is not applied; one after the last if nobody knows it."""
+    return last_step + 1 if decision is None else decision.step + decision.applied
+
+
+def protected(pipeline: PipelinePlan) -> PipelinePlan:
     """The pipeline with a shadow for each stage, as far as it has other nodes."""
     wanted = shadows_of(pipeline.placement())
     return replace(
@@ -107,7 +112,8 @@ def _protected(pipeline: PipelinePlan) -> PipelinePlan:
     )
 
 
-def _transfers(number: int, before: PipelinePlan, after: PipelinePlan) -> Iterator[Transfer]:
+def transfers_between(number: int, before: PipelinePlan, after: PipelinePlan) -> Iterator[Transfer]:
+    """What must move so that each stage's holders are those of the second arrangement."""
     for stage, source in enumerate(before.stages):
         held = {source, before.replicas[stage]}
         for target in (after.stages[stage], after.replicas[stage]):
@@ -115,12 +121,17 @@ def _transfers(number: int, before: PipelinePlan, after: PipelinePlan) -> Iterat
                 yield Transfer(number, stage, source, target)
 
 
+def transfers_reason(transfers: Sequence[Transfer]) -> str:
+    """Who shadows what from now on."""
+    moves = (f"{t.target} shadows stage {t.stage} of pipeline {t.pipeline}" for t in transfers)
+    return "; ".join(moves)
+
+
 def _reason(transfers: tuple[Transfer, ...], standby: tuple[Vacancy, str] | None) -> str:
     if standby is not None:
         vacancy, node = standby
         return f"{node} takes stage {vacancy.rank} of pipeline {vacancy.pipeline}"
-    moves = (f"{t.target} shadows stage {t.stage} of pipeline {t.pipeline}" for t in transfers)
-    return "; ".join(moves)
+    return transfers_reason(transfers)
 
 
 def _put(values: tuple[_T, ...], place: int, value: _T) -> tuple[_T, ...]:

@@ -106,6 +106,19 @@ class Plan:
         )
 
     @property
+    def let_go(self) -> tuple[str, ...]:
+        """The live nodes that are in no place any more once the planned change is made."""
+        if self.change is None:
+            return ()
+        kept = {node for pipeline in self.change.pipelines for node in pipeline.stages}
+        return tuple(node for node in self.nodes if node not in kept)
+
+    def freed(self, decision: StepDecision | None) -> tuple[str, ...]:
+        """The nodes that a decision has let go: those of a change that is made."""
+        made = self.change is not None and self.change.is_made(decision)
+        return self.let_go if made else ()
+
+    @property
     def reporter(self) -> str:
         """The node whose word about a step is the first to be written."""
         pipeline = self.pipelines[0]
@@ -235,7 +248,8 @@ def plan_after_loss(plan: Plan, lost: Set[str], decision: StepDecision | None) -
     )
     if plan.change is not None and decision is not None and not plan.change.is_made(decision):
         after = replace(after, change=_what_is_left(plan.change, after.pipelines, lost))
-    return replace(after, lost=tuple(sorted(lost | set(plan.nodes) - set(after.nodes))))
+    gone = set(plan.nodes) - set(after.nodes) - set(plan.freed(decision))
+    return replace(after, lost=tuple(sorted(lost | gone)))
 
 
 def _what_is_left(
@@ -264,7 +278,12 @@ def _what_is_left(
         else:
             replicas[transfer.stage] = transfer.target
     arranged = tuple(
-        replace(pipeline, stages=tuple(stages), replicas=tuple(replicas))
+        # Who has handed over all that it runs holds nothing either: it was to be let go.
+        replace(
+            pipeline,
+            stages=tuple(stages),
+            replicas=tuple(node if node in stages else None for node in replicas),
+        )
         for pipeline, (stages, replicas) in zip(pipelines, after, strict=True)
     )
     return Change(change.step, kept, arranged)

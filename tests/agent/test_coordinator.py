@@ -150,7 +150,7 @@ def test_a_change_of_epoch_from_hello_to_done(lead: Lead) -> None:
         cluster.lose("node2")
         assert await cluster.table.wait(["ending/0"], 5) == ()
         announced = json.loads(cluster.table.get("ending/0") or b"")
-        assert announced == {"lost": ["node2"], "standby": None}
+        assert announced == {"lost": ["node2"], "standby": None, "leaving": []}
         cluster.record(0, "node0", 1, True, True)
         cluster.record(0, "node1", 2, True, False)
         cluster.record(0, "node3", 2, True, False)

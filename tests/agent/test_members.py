@@ -6,6 +6,7 @@ import pytest
 
 from megatron_bamboo.agent.leases import FIRST_WORD
 from megatron_bamboo.agent.members import Members
+from megatron_bamboo.membership.leaving import Notice
 from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import EventLog
@@ -115,3 +116,40 @@ def test_a_lost_node_that_is_started_again_waits_as_a_standby(node: Node) -> Non
         node.members.joined(AgentLink("node0", 102, Writer()))  # type: ignore[arg-type]
     node.members.fence("node0.2", "it hangs too")
     assert node.members.waiting_standbys() == ()
+
+
+def test_a_node_that_was_released_leaves_when_its_last_worker_has_ended(node: Node) -> None:
+    node.members.heard(node.link, {"op": "notice", "notice": Notice("taken", 30.0).to_json()})
+    assert node.members.is_leaving("node0")
+    node.members.release("node0")
+    for worker in WORKERS:
+        assert node.members.drained == {}
+        node.exited(worker)
+    assert (node.members.drained, node.members.lost) == ({"node0": "taken"}, {})
+    assert b"leave" in node.link.writer.told[-1]  # type: ignore[attr-defined]
+    # Its agent may say hello to another coordinator, or come back in another life.
+    with pytest.raises(ValueError, match="has left the job"):
+        node.members.joined(node.link)
+    node.members.joined(AgentLink("node0.2", 101, Writer()))  # type: ignore[arg-type]
+    assert node.members.waiting_standbys() == ("node0.2",)
+
+
+def test_a_node_that_is_only_noticed_is_lost_like_any_other(node: Node) -> None:
+    node.members.heard(node.link, {"op": "notice", "notice": Notice("taken").to_json()})
+    node.exited("node0:0")
+    assert node.members.drained == {}
+    assert node.members.lost.keys() == {"node0"}
+
+
+def test_a_notice_that_is_over_is_none(node: Node) -> None:
+    for is_over in (False, True):
+        notice = Notice("taken", is_over=is_over)
+        node.members.heard(node.link, {"op": "notice", "notice": notice.to_json()})
+        assert node.members.is_leaving("node0") != is_over
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"cause": 1, "seconds": 2}', '{"cause": "a"}'])
+def test_what_is_no_notice_is_refused(node: Node, text: str) -> None:
+    with pytest.raises(ValueError):
+        node.members.heard(node.link, {"op": "notice", "notice": text})
+    assert not node.members.is_leaving("node0")

@@ -83,3 +83,19 @@ def test_without_being_asked_nothing_is_started_again(handles: Handles) -> None:
     clock.seconds += 1e6
     nodes.respawn()
     assert handles.done == ["start node0"]
+
+
+@pytest.mark.parametrize(("respawn_seconds", "stays"), [(None, False), (None, True), (2.0, False)])
+def test_a_node_that_has_left_is_started_again_where_it_is_to_stay_or_is_taken_for_a_while(
+    handles: Handles, respawn_seconds: float | None, stays: bool
+) -> None:
+    clock = Clock()
+    nodes = LocalNodes(handles.start, respawn_seconds, clock)
+    nodes.start("node0")
+    nodes.hear([{"event": {"event": "drained", "node": "node0", "cause": "a", "stays": stays}}])
+    nodes.respawn()
+    again = ["kill node0", "wait node0", "start node0.2"]
+    assert handles.done[1:] == (again if stays else [])
+    clock.seconds += 2.0
+    nodes.respawn()
+    assert handles.done[1:] == (again if stays or respawn_seconds else [])

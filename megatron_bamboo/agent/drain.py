@@ -1,0 +1,102 @@
+"""``bamboo drain NODE``: let a node leave a running job without a loss.
+
+What the node runs and holds moves to others at the end of an iteration; nothing is computed again.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+from megatron_bamboo.errors import UserError
+from megatron_bamboo.membership.address import ADDRESS_FILE
+from megatron_bamboo.membership.leaving import DRAINED, NOTICED, Notice
+from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
+from megatron_bamboo.planner.plan import Plan
+
+ANSWER_SECONDS = 10.0
+LOOK_SECONDS = 0.2
+WAIT_SECONDS = 600.0
+CAUSE = "bamboo drain"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``bamboo drain``."""
+    parser.add_argument("node", metavar="NODE", help="the node that is to leave, like node5")
+    parser.add_argument(
+        "--job-dir",
+        type=Path,
+        metavar="DIR",
+        help="the job's folder (default: the running one in runs/)",
+    )
+    parser.add_argument(
+        "--stay", action="store_true", help="take it back: the node stays, or is a standby again"
+    )
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=WAIT_SECONDS,
+        metavar="SECONDS",
+        help=f"how long to wait until it has left; 0: not at all ({WAIT_SECONDS:g})",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask for it and wait until it is done; 0 when the node has left."""
+    job_dir = running_job(args.job_dir)
+    client = StoreClient(str((job_dir / ADDRESS_FILE).absolute()), ANSWER_SECONDS)
+    try:
+        _check(client, args.node)
+        notice = Notice(CAUSE, is_over=args.stay)
+        client.set(f"{NOTICED}{args.node}", notice.to_json().encode())
+        if args.stay or args.wait <= 0:
+            print(f"the job knows that {args.node} {'stays' if args.stay else 'is to leave'}")
+            return 0
+        print(_await_end(client, args.node, args.wait))
+    except StoreTimeout as error:
+        raise UserError(f"the job in {job_dir} does not answer: is it over? ({error})") from error
+    finally:
+        client.close()
+    return 0
+
+
+def running_job(wanted: Path | None) -> Path:
+    """The folder of a job that runs; UserError if it is not clear which."""
+    if wanted is not None:
+        if not (wanted / ADDRESS_FILE).is_file():
+            raise UserError(f"--job-dir {wanted}: no job runs there; give the folder of one")
+        return wanted
+    found = sorted(path.parent for path in Path("runs").glob(f"*/{ADDRESS_FILE}"))
+    if len(found) != 1:
+        names = ", ".join(map(str, found)) or "none"
+        raise UserError(f"say with --job-dir which job; running in runs/: {names}")
+    return found[0]
+
+
+def _check(client: StoreClient, node: str) -> None:
+    """UserError for a node that cannot leave."""
+    for prefix, word in (("lost/", "is lost"), (DRAINED, "has left"), ("finished/", "is done")):
+        if client.get(f"{prefix}{node}") is not None:
+            raise UserError(f"{node} {word} already")
+    if client.get(f"agent/{node}") is None:
+        raise UserError(f"this job has no node {node}; it runs on {', '.join(_nodes(client))}")
+
+
+def _nodes(client: StoreClient) -> tuple[str, ...]:
+    """The nodes of the plan in force."""
+    epoch = client.get("epoch")
+    plan = None if epoch is None else client.get(f"plan/{int(epoch)}")
+    return ("no node yet",) if plan is None else Plan.from_json(plan).nodes
+
+
+def _await_end(client: StoreClient, node: str, seconds: float) -> str:
+    """Wait until a node has left; the line that says so."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if client.get(f"{DRAINED}{node}") is not None:
+            return f"{node} has left"
+        if (cause := client.get(f"lost/{node}")) is not None:
+            raise UserError(f"{node} was lost before it could leave: {cause.decode()}")
+        time.sleep(LOOK_SECONDS)
+    raise UserError(
+        f"{node} has not left within {seconds:g} s; it will when it can: see the job's lines"
+    )

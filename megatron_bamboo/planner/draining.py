@@ -1,0 +1,114 @@
+"""What lets live nodes go: a planned change after which they are in no place.
+
+A node that is to be taken is still there, so nothing has to be redone: its stage moves as any state
+moves, by a holder that is in sync when a step has passed. Most often that is its shadow, which has
+the stage's state already; a stage without a replica first moves to the nearest node that stays. A
+standby then takes the place that has become vacant, as after a loss, but nobody waits for it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from megatron_bamboo.membership.decision import Fenced, Record, StepDecision
+from megatron_bamboo.membership.workers import node_of
+from megatron_bamboo.planner.healing import (
+    first_open_step,
+    protected,
+    transfers_between,
+    transfers_reason,
+)
+from megatron_bamboo.planner.plan import Change, PipelinePlan, Plan
+
+
+def can_go(plan: Plan, leaving: Sequence[str]) -> tuple[str, ...]:
+    """Those who can be let go by one change.
+
+    Of a pipeline all nodes of which are leaving one must stay until a standby has come.
+
+    Args:
+        leaving: the nodes that are to go, the most urgent ones first.
+    """
+    staying = set()
+    for pipeline in plan.pipelines:
+        running = [node for node in leaving if node in pipeline.stages]
+        if running and set(pipeline.stages) <= set(running):
+            staying.add(running[-1])
+    live = {node for pipeline in plan.pipelines for node in pipeline.stages}
+    return tuple(node for node in leaving if node in live - staying)
+
+
+def drain(
+    plan: Plan, decision: StepDecision | None, last_step: int, leaving: Sequence[str]
+) -> Plan:
+    """The next epoch's plan: in its first step that is not applied, leaving nodes hand over.
+
+    Args:
+        decision: about the newest step.
+        last_step: after it there is nothing to hand over.
+        leaving: the nodes that are to go, the most urgent ones first.
+    """
+    before = plan.after(decision)
+    going = can_go(before, leaving)
+    follows = replace(before, epoch=plan.epoch + 1, lost=(), decision=decision)
+    step = first_open_step(decision, last_step)
+    if step > last_step or not going:
+        return replace(follows, reason="nothing is left to change")
+    after = tuple(_without(pipeline, going) for pipeline in before.pipelines)
+    transfers = tuple(
+        transfer
+        for number, pipelines in enumerate(zip(before.pipelines, after, strict=True))
+        for transfer in transfers_between(number, *pipelines)
+    )
+    moves = [
+        f"{new} runs stage {stage} of pipeline {number} for {old}"
+        for number, (old_pipe, new_pipe) in enumerate(zip(before.pipelines, after, strict=True))
+        for stage, (old, new) in enumerate(zip(old_pipe.stages, new_pipe.stages, strict=True))
+        if old != new
+    ]
+    shadowing = [t for t in transfers if after[t.pipeline].replicas[t.stage] == t.target]
+    reason = "; ".join([*moves, transfers_reason(shadowing)] if shadowing else moves)
+    return replace(follows, change=Change(step, transfers, after), reason=reason)
+
+
+def counting_records(
+    plan: Plan, records: Mapping[str, Record | Fenced]
+) -> dict[str, Record | Fenced]:
+    """The records from which an ended epoch's newest step is decided.
+
+    Once a change is made the others go on without the nodes that it lets go, so that these may be
+    more than one step behind. They have nothing to apply or to gather: only what one of them has
+    passed counts.
+    """
+    if plan.change is None:
+        return dict(records)
+    step, let_go = plan.change.step, set(plan.let_go)
+    spoken = [record for record in records.values() if isinstance(record, Record)]
+    if not any(r.step > step or (r.step == step and r.passed) for r in spoken):
+        return dict(records)
+    counting: dict[str, Record | Fenced] = {}
+    for worker, record in records.items():
+        if node_of(worker) not in let_go:
+            counting[worker] = record
+        elif isinstance(record, Record) and record.passed and record.step == step:
+            counting[worker] = replace(record, gathered=step)
+    return counting
+
+
+def _without(pipeline: PipelinePlan, going: Collection[str]) -> PipelinePlan:
+    """The pipeline with the stages of those who go on nodes that stay."""
+    stages = tuple(_runner(pipeline, stage, going) for stage in range(len(pipeline.stages)))
+    if stages == pipeline.stages:
+        return pipeline
+    return protected(replace(pipeline, stages=stages))
+
+
+def _runner(pipeline: PipelinePlan, stage: int, going: Collection[str]) -> str:
+    """Who runs a stage without those who go: its shadow or, if need be, the nearest before it."""
+    if pipeline.stages[stage] not in going:
+        return pipeline.stages[stage]
+    shadow = pipeline.replicas[stage]
+    if shadow is not None and shadow not in going:
+        return shadow
+    num_stages = len(pipeline.stages)
+    before = (pipeline.stages[(stage - back) % num_stages] for back in range(1, num_stages))
+    return next(node for node in before if node not in going)

@@ -1,0 +1,194 @@
+"""Nodes leave a running job: others have their state from the next step on, nothing is redone.
+
+The evidence counts every forward and backward, so that one that is run twice is a complaint, and
+compares all copies of the state at the end with those of an undisturbed run.
+"""
+
+import argparse
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from evidence import Expected
+from forked_jobs import RunningJob
+from scenario_runner import ScenarioRunner
+from tiny_gpt import Shape
+
+from megatron_bamboo.agent import drain as drain_command
+from megatron_bamboo.cli import main as bamboo
+from megatron_bamboo.errors import UserError
+
+# Far more than they take even on a busy machine.
+SECONDS = 240.0
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]
+
+ONE = Shape(3, 1, num_steps=14)
+LONG = Shape(3, 1, num_steps=30)
+TWO = Shape(3, 2, num_steps=14)
+PAIR = Shape(2, 1, num_steps=30)
+SHARED = Shape(3, 1, num_steps=30, num_chunks=2, tensor_size=2)
+SHARING_HALF = Shape(3, 2, num_steps=30, variant="zero-bf16")
+VERIFIED = Shape(3, 2, num_steps=14, variant="zero-verify")
+
+
+def drain(job: RunningJob, *words: str) -> int:
+    return bamboo(["drain", *words, "--job-dir", str(job.request.job_dir)])
+
+
+def run_drain(job: RunningJob, node: str) -> None:
+    """Without the command line, which would turn the error into a line."""
+    parser = argparse.ArgumentParser()
+    drain_command.add_arguments(parser)
+    drain_command.run(parser.parse_args([node, "--job-dir", str(job.request.job_dir)]))
+
+
+def wake(job: RunningJob, node: str) -> None:
+    os.killpg(job.agents()[node], signal.SIGCONT)
+
+
+CASES = {
+    "a first stage": (ONE, "lazy", ["node0"], {}),
+    "a last stage": (ONE, "bubble", ["node2"], {}),
+    "a standby takes its place": (LONG, "eager", ["node1"], {"node3": "node1"}),
+    "in two pipelines": (TWO, "eager", ["node1", "node5"], {}),
+    "one of two": (PAIR, "lazy", ["node1"], {"node2": "node1"}),
+    "with chunks and shared layers": (SHARED, "bubble", ["node1"], {"node3": "node1"}),
+    "with a share of the optimizer": (SHARING_HALF, "lazy", ["node1", "node3"], {"node6": "node1"}),
+    "while copies are compared": (VERIFIED, "eager", ["node4"], {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nodes_leave_and_nothing_is_done_again(scenarios: ScenarioRunner, name: str) -> None:
+    shape, redundancy, leaving, joined = CASES[name]
+    job = scenarios.start(shape, redundancy, num_standbys=len(joined))
+    job.wait_for_step("node1:0" if shape.tensor_size > 1 else "node1", 3)
+    for node in leaving:
+        assert drain(job, node, "--wait", "0") == 0
+    finished = job.finish(SECONDS)
+    assert [event["node"] for event in finished.events("drained")] == leaving
+    lines = "\n".join(finished.result.lines)
+    for node in leaving:
+        assert f"drained {node} (bamboo drain)" in lines
+    for standby in joined:
+        assert f"{standby} takes stage" in lines
+    assert scenarios.complaints(finished, Expected(shape, redundancy, (), joined)) == []
+
+
+@pytest.mark.parametrize("write", ["noticed/node1", "going/node1", "released/node1", "plan/1"])
+def test_a_coordinator_that_dies_meanwhile_changes_nothing_of_a_drain(
+    scenarios: ScenarioRunner, write: str
+) -> None:
+    job = scenarios.start(ONE, "lazy", f"coordinator@after:{write}")
+    job.wait_for_step("node1", 3)
+    assert drain(job, "node1", "--wait", "0") == 0
+    finished = job.finish(SECONDS)
+    assert sum("drained node1" in line for line in finished.result.lines) == 1
+    assert scenarios.complaints(finished, Expected(ONE, "lazy", ())) == []
+
+
+def test_the_last_node_of_a_pipeline_waits_for_a_standby(scenarios: ScenarioRunner) -> None:
+    job = scenarios.start(PAIR, "lazy")
+    job.wait_for_step("node1", 3)
+    for node in ("node0", "node1"):
+        assert drain(job, node, "--wait", "0") == 0
+    finished = job.finish(SECONDS)
+    lines = "\n".join(finished.result.lines)
+    (drained,) = (event["node"] for event in finished.events("drained"))
+    (other,) = {"node0", "node1"} - {drained}
+    wanted = "it is the last node that could run stage 0 of pipeline 0, stage 1 of pipeline 0"
+    assert f"{other} waits for a standby: {wanted}" in lines
+    assert finished.result.status == 0
+    assert finished.result.lost == []
+
+
+STOPPED = ("--bamboo-lease", "18")  # far longer than a node is stopped here
+
+
+def test_a_notice_that_is_taken_back_in_time_changes_nothing(scenarios: ScenarioRunner) -> None:
+    """Nothing moves before the first step has passed, and that one waits for this node."""
+    job = scenarios.start(ONE, "lazy", "node1@iter1:1.0B1:stop", more_flags=STOPPED)
+    job.wait_for_event("fault")
+    assert drain(job, "node1", "--wait", "0") == drain(job, "node1", "--stay") == 0
+    wake(job, "node1")
+    finished = job.finish(SECONDS)
+    assert "node1 stays (bamboo drain)" in "\n".join(finished.result.lines)
+    assert finished.events("changed") == finished.events("drained") == []
+    assert scenarios.complaints(finished, Expected(ONE, "lazy", ())) == []
+
+
+def test_a_notice_that_proves_false_too_late_gives_a_standby(scenarios: ScenarioRunner) -> None:
+    """The node hands over in step 3, and nobody can let it end before step 4 has passed."""
+    shape = replace(ONE, num_steps=50)
+    stops = ("node1@iter3:1.0B1:stop", "node0@iter4:0.0F1:stop")
+    job = scenarios.start(shape, "lazy", *stops, more_flags=STOPPED)
+    job.wait_for_event("fault")
+    assert drain(job, "node1", "--wait", "0") == 0
+    wake(job, "node1")
+    job.wait_for_event("let_go")
+    assert drain(job, "node1", "--stay") == 0
+    while len(job.events("fault")) < 2:
+        time.sleep(0.02)
+    wake(job, "node0")
+    finished = job.finish(SECONDS)
+    lines = "\n".join(finished.result.lines)
+    assert "node1 is back as node1.2" in lines and "node1.2 takes stage 1 of pipeline 0" in lines
+    expected = Expected(shape, "lazy", (), {"node1.2": "node1"})
+    assert scenarios.complaints(finished, expected) == []
+
+
+@pytest.mark.parametrize("moment", ["1SEND_STATE", "1COMMIT", "1STEP"])
+def test_who_dies_while_it_is_drained_is_lost_like_any_other(
+    scenarios: ScenarioRunner, moment: str
+) -> None:
+    job = scenarios.start(ONE, "eager", f"node1@change:{moment}")
+    job.wait_for_step("node1", 3)
+    assert drain(job, "node1", "--wait", "0") == 0
+    finished = job.finish(SECONDS)
+    expected = Expected(ONE, "eager", ["node1"], knows_takeovers=False)
+    assert scenarios.complaints(finished, expected) == []
+
+
+def test_a_loss_meanwhile_is_handled_first_and_the_drain_comes_after(
+    scenarios: ScenarioRunner,
+) -> None:
+    shape = replace(ONE, num_stages=4, num_steps=24)
+    job = scenarios.start(shape, "lazy", "node3@change:3COMMIT")
+    job.wait_for_step("node1", 3)
+    assert drain(job, "node1", "--wait", "0") == 0
+    finished = job.finish(SECONDS)
+    assert [event["node"] for event in finished.events("drained")] == ["node1"]
+    expected = Expected(shape, "lazy", ["node3"], knows_takeovers=False)
+    assert scenarios.complaints(finished, expected) == []
+
+
+def test_a_node_leaves_a_job_that_saves_every_step(
+    scenarios: ScenarioRunner, tmp_path: Path
+) -> None:
+    """It may be the one that leads the save of the very step in which it is let go."""
+    flags = ("--save", str(tmp_path / "save"), "--save-interval", "1")
+    job = scenarios.start(ONE, "lazy", more_flags=flags)
+    job.wait_for_step("node0", 3)
+    assert drain(job, "node0", "--wait", "0") == 0
+    finished = job.finish(SECONDS)
+    saved = {event["step"]: event["failure"] for event in finished.events("checkpoint")}
+    assert saved == dict.fromkeys(range(1, ONE.num_steps + 1))
+    assert [event["node"] for event in finished.events("drained")] == ["node0"]
+    assert scenarios.complaints(finished, Expected(ONE, "lazy", ())) == []
+
+
+def test_a_standby_leaves_at_once(scenarios: ScenarioRunner) -> None:
+    job = scenarios.start(ONE, "lazy", "node0@iter3:0.0B1:stop", num_standbys=1, more_flags=STOPPED)
+    job.wait_for_event("fault")
+    assert drain(job, "node3") == 0
+    with pytest.raises(UserError, match="node3 has left already"):
+        run_drain(job, "node3")
+    with pytest.raises(UserError, match="no node node9; it runs on node0, node1, node2"):
+        run_drain(job, "node9")
+    wake(job, "node0")
+    finished = job.finish(SECONDS)
+    assert finished.events("changed") == []
+    assert scenarios.complaints(finished, Expected(ONE, "lazy", ())) == []
