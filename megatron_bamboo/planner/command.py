@@ -15,6 +15,7 @@ from megatron_bamboo.planner.propose import Planner
 from megatron_bamboo.planner.report import Report, make_report
 from megatron_bamboo.planner.report_forms import (
     as_json,
+    coverage,
     head,
     pipelines_table,
     placement_lines,
@@ -149,8 +150,10 @@ def _write(report: Report, shape: Format, console: Console) -> None:
     for line in head(report):
         console.print(line, highlight=False, soft_wrap=True)
     console.print()
-    for table in (templates_table(report), pipelines_table(report)):
-        console.print(table)
+    console.print(templates_table(report))
+    console.print(coverage(report), highlight=False, soft_wrap=True)
+    console.print()
+    console.print(pipelines_table(report))
     if report.placement is not None:
         for line in placement_lines(report.placement):
             console.print(line, highlight=False, soft_wrap=True)

@@ -55,10 +55,20 @@ def check_counts(request: Request, sizes: Collection[int]) -> None:
             f"which needs one: use --microbatches {pipelines} or --fault-tolerance "
             f"{request.num_microbatches - 1}"
         )
-    counts = pipeline_counts(sizes, request.num_nodes + max(sizes))
-    covered = [n for n, at in enumerate(counts) if _some_between(at, pipelines, request)]
+    covered = covered_nodes(request, sizes, request.num_nodes + max(sizes))
     if request.num_nodes not in covered:
         raise Infeasible(_not_covered(request, sizes, covered))
+
+
+def covered_nodes(request: Request, sizes: Collection[int], most_nodes: int) -> tuple[int, ...]:
+    """The numbers of nodes that pipelines can have together, of these sizes and so many as asked.
+
+    At least f + 1, and no more than there are microbatches.
+    """
+    fewest = request.fault_tolerance + 1
+    allowed = (1 << (request.num_microbatches + 1)) - (1 << fewest)
+    counts = pipeline_counts(sizes, most_nodes)
+    return tuple(nodes for nodes, at in enumerate(counts) if at & allowed)
 
 
 def pipeline_counts(sizes: Collection[int], most_nodes: int) -> list[int]:
@@ -124,11 +134,6 @@ def _too_few_nodes(request: Request, least: int) -> str:
     if request.num_nodes < least:
         return reason
     return f"{reason} or use --fault-tolerance {request.num_nodes // least - 1}"
-
-
-def _some_between(counts: int, fewest: int, request: Request) -> bool:
-    """Whether one of these numbers of pipelines is allowed."""
-    return bool(counts >> fewest & ((1 << (request.num_microbatches - fewest + 1)) - 1))
 
 
 def _not_covered(request: Request, sizes: Collection[int], covered: Collection[int]) -> str:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from megatron_bamboo.planner.arrangement import PipelineShape, StageSpan
-from megatron_bamboo.planner.infeasible import Request
+from megatron_bamboo.planner.infeasible import Request, covered_nodes
 from megatron_bamboo.planner.layers import UnitCosts
 from megatron_bamboo.planner.memory import Memory
 from megatron_bamboo.planner.placement import Holdings, Placement, place_nodes
 from megatron_bamboo.planner.propose import Planner, Proposal
-from megatron_bamboo.planner.templates import Template
+from megatron_bamboo.planner.templates import Template, longest_needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,17 @@ class Report:
     pipelines: tuple[ShownPipeline, ...]
     best: Proposal
     num_simulated: int
+    uncovered: tuple[int, ...]
+    """From the fewest nodes that can be on, the numbers that the templates do not add up to."""
+    longest_needed: int
+    """Longer templates are only there for better arrangements."""
     placement: Placement | None
     """None without zones."""
+
+    @property
+    def fewest_nodes(self) -> int:
+        """With fewer there are not so many pipelines as asked."""
+        return len(self.templates[0].spans) * (self.request.fault_tolerance + 1)
 
     def groups(self) -> Iterator[tuple[range, ShownPipeline]]:
         """Pipelines that are alike, by their numbers; equal ones are next to each other."""
@@ -73,6 +82,8 @@ def make_report(
     ranked = planner.propose(request)
     best = ranked[0]
     templates = planner.templates(request)
+    least, f = min(templates), request.fault_tolerance
+    covered = covered_nodes(request, templates, request.num_nodes)
     return Report(
         request=request,
         templates=tuple(_template(planner, template) for template in templates.values()),
@@ -82,6 +93,8 @@ def make_report(
         ),
         best=best,
         num_simulated=len(ranked),
+        uncovered=tuple(sorted({*range(least * (f + 1), request.num_nodes)} - {*covered})),
+        longest_needed=longest_needed(request.num_nodes, least, f),
         placement=None if zones is None else _place(planner.costs, best, zones),
     )
 

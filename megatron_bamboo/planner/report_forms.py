@@ -24,6 +24,9 @@ def as_json(report: Report) -> dict[str, Any]:
         "simulated_seconds": best.simulated_seconds,
         "formula_rank": best.formula_rank,
         "num_simulated": report.num_simulated,
+        "fewest_nodes": report.fewest_nodes,
+        "uncovered": report.uncovered,
+        "longest_needed": report.longest_needed,
         "templates": [
             {
                 "spans": template.spans,
@@ -64,6 +67,20 @@ def head(report: Report) -> Iterator[str]:
     yield (
         f"{counted(report.num_simulated, 'arrangement')} simulated and ranked by that; by the "
         f"formula this one {by_formula}"
+    )
+
+
+def coverage(report: Report) -> str:
+    """What the templates are good for when nodes come and go."""
+    request, fewest = report.request, report.fewest_nodes
+    if fewest == request.num_nodes:
+        return f"{counted(fewest, 'node')} are the fewest for so many pipelines"
+    without = ""
+    if report.uncovered:
+        without = f", but not {', '.join(map(str, report.uncovered))}"
+    return (
+        f"they make up any number of nodes from {fewest} to {request.num_nodes}{without}; those of "
+        f"up to {counted(report.longest_needed, 'node')} would do for that"
     )
 
 

@@ -79,14 +79,8 @@ class TemplateMaker:
         return Template(cut, pace, least, is_proven)
 
 
-def is_coverable(num_nodes: int, least: int, most: int, fault_tolerance: int) -> bool:
-    """Whether so many nodes are at least f + 1 pipelines of ``least`` to ``most`` nodes each."""
-    fewest_pipelines = max(fault_tolerance + 1, -(-num_nodes // most))
-    return fewest_pipelines <= num_nodes // least
-
-
 def longest_needed(num_nodes: int, least: int, fault_tolerance: int) -> int:
-    """The least n_max with which all numbers of nodes up to ``num_nodes`` are coverable.
+    """The least n_max with which pipelines can have any number of nodes together up to this one.
 
     That is, from the fewest nodes on, which are (f + 1) n0.
     """

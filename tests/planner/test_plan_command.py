@@ -36,6 +36,7 @@ def test_tables_for_people(files: Path, capsys: pytest.CaptureFixture[str]) -> N
     )
     rows = [line.split() for line in told.splitlines()]
     assert ["2", "12", "x2", "36", "324"] in rows  # a template
+    assert "they make up any number of nodes from 4 to 7; those of up to 3 nodes would do" in told
     assert ["0", "to", "1", "2", "12", "x2", "7", "288", "288"] in rows
     assert ["2", "3", "8", "x3", "10", "288", "288"] in rows
     assert "memory" not in told
@@ -46,6 +47,7 @@ def test_json_for_programs(files: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert plan(files, "sized", flags) == 0
     told = json.loads(capsys.readouterr().out)
     assert [len(template["spans"]) for template in told["templates"]] == [5, 6]
+    assert (told["fewest_nodes"], told["uncovered"], told["longest_needed"]) == (10, [], 6)
     assert [len(pipeline["nodes"]) for pipeline in told["pipelines"]] == [5, 6]
     assert sum(pipeline["microbatches"] for pipeline in told["pipelines"]) == 32
     assert all(max(pipeline["memory_bytes"]) <= 750 for pipeline in told["pipelines"])

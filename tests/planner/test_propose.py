@@ -147,3 +147,19 @@ def test_stages_that_the_model_has_no_units_for() -> None:
         Planner(SIZED, least_stages=9)
     with pytest.raises(Infeasible, match="pipelines of 0 to 8 stages"):
         Planner(SIZED, least_stages=0)
+
+
+def test_a_thousand_nodes() -> None:
+    """Far too many multisets to look at each."""
+    layers = (Unit(f"layer{i}", 0.01, 0.02) for i in range(96))
+    costs = UnitCosts((Unit("embedding", 0.003, 0.004), *layers, Unit("head", 0.008, 0.012)))
+    found = Planner(costs, least_stages=8).propose(Request(1000, 1, 4096))
+    assert len(found) >= 20
+    for one in found:
+        assert one.arrangement.num_nodes == 1000
+        assert sum(one.arrangement.microbatches) == 4096
+        assert min(sizes(one.arrangement)) >= 8
+        # No arrangement is faster than the work of all, spread evenly over the nodes.
+        assert one.simulated_seconds >= 4096 * (96 * 0.03 + 0.007 + 0.02) / 1000
+    times = [one.simulated_seconds for one in found]
+    assert times == sorted(times)

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron_bamboo.planner.infeasible import Request, covered_nodes
 from megatron_bamboo.planner.layers import Unit, UnitBytes, UnitCosts
 from megatron_bamboo.planner.memory import Memory
 from megatron_bamboo.planner.templates import (
     TemplateMaker,
-    is_coverable,
     longest_needed,
     longest_useful,
 )
@@ -25,9 +25,17 @@ def sums(least: int, most: int, count: int, fewest: int, total: int) -> bool:
     )
 
 
+def is_coverable(nodes: int, least: int, most: int, f: int) -> bool:
+    """Whether at least f + 1 pipelines of ``least`` to ``most`` nodes can have so many."""
+    return max(f + 1, -(-nodes // most)) <= nodes // least
+
+
 @given(st.integers(1, 14), st.integers(1, 4), st.integers(1, 6), st.integers(0, 3))
 def test_coverable_is_what_adds_up(nodes: int, least: int, more: int, f: int) -> None:
-    assert is_coverable(nodes, least, least + more, f) == sums(least, least + more, 0, f + 1, nodes)
+    adds_up = sums(least, least + more, 0, f + 1, nodes)
+    assert is_coverable(nodes, least, least + more, f) == adds_up
+    sizes = range(least, least + more + 1)
+    assert (nodes in covered_nodes(Request(nodes, f, nodes + f), sizes, nodes)) == adds_up
 
 
 @given(st.integers(1, 6), st.integers(0, 4), st.integers(0, 60))
