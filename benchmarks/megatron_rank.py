@@ -50,6 +50,7 @@ from megatron_bamboo.execution import local_groups
 from megatron_bamboo.model import cpu
 from megatron_bamboo.model.gpt import ChunkPlace, Recipe, build_chunk, places_of_stage, units_of
 from megatron_bamboo.model.randomness import DropoutSeeds
+from megatron_bamboo.planner.arrangement import PipelineShape
 from megatron_bamboo.script.args import dtype_of, make_args
 from megatron_bamboo.script.data import open_train_dataset, prepare_data
 from megatron_bamboo.script.providers import ForwardStepFunc
@@ -97,7 +98,7 @@ class MegatronRank:
         self._layout = layout
         self.stage = parallel_state.get_pipeline_model_parallel_rank()
         self.pipeline = parallel_state.get_data_parallel_rank()
-        self._places = places_of_stage(self.stage, layout, options.model.num_layers)
+        self._places = places_of_stage(self.stage, _shape(layout))
         config = _config(options, layout, group_size)
         self.model = [
             _build_chunk(config, options, place, c) for c, place in enumerate(self._places)
@@ -126,7 +127,7 @@ class MegatronRank:
             forward_step_func=forward_step_func,
             data_iterator=[self._microbatches(step) for _ in self.model],
             model=self.model,
-            num_microbatches=self._layout.num_microbatches,
+            num_microbatches=_shape(self._layout).num_microbatches,
             seq_length=self._options.data.seq_length,
             micro_batch_size=self._options.training.micro_batch_size,
         )
@@ -161,20 +162,30 @@ class MegatronRank:
     def _microbatches(self, step: int) -> Iterator[dict[str, Tensor]]:
         """As Megatron's sequential sampler deals them out."""
         size = self._options.training.micro_batch_size
-        for microbatch in range(self._layout.num_microbatches):
-            number = (step - 1) * self._layout.total_microbatches
-            number += microbatch * self._layout.num_pipelines + self.pipeline
+        arrangement = self._layout.arrangement
+        for microbatch in arrangement.global_microbatches(self.pipeline):
+            number = (step - 1) * arrangement.total_microbatches + microbatch
             indices = range(number * size, (number + 1) * size)
             yield read_microbatch(self._dataset, indices)
 
 
 def _schedule_of(layout: Layout) -> Callable[..., Any]:
     """The function of Megatron-core that trains this layout."""
-    if layout.num_stages == 1:
+    if _shape(layout).num_stages == 1:
         return forward_backward_no_pipelining
-    if layout.num_chunks == 1:
+    if _shape(layout).num_chunks == 1:
         return forward_backward_pipelining_without_interleaving
     return forward_backward_pipelining_with_interleaving
+
+
+def _shape(layout: Layout) -> PipelineShape:
+    """Megatron's pipelines are all alike."""
+    return layout.arrangement.pipelines[0]
+
+
+def _num_chunks(layout: Layout) -> int | None:
+    number = _shape(layout).num_chunks
+    return number if number > 1 else None
 
 
 def _start_megatron(layout: Layout, rank: int, rendezvous: Path) -> None:
@@ -187,12 +198,12 @@ def _start_megatron(layout: Layout, rank: int, rendezvous: Path) -> None:
         "gloo",
         init_method=f"file://{rendezvous}",
         rank=rank,
-        world_size=layout.num_stages * layout.num_pipelines,
+        world_size=layout.arrangement.num_nodes,
         timeout=timedelta(seconds=RENDEZVOUS_SECONDS),
     )
     parallel_state.initialize_model_parallel(
-        pipeline_model_parallel_size=layout.num_stages,
-        virtual_pipeline_model_parallel_size=layout.num_chunks if layout.num_chunks > 1 else None,
+        pipeline_model_parallel_size=_shape(layout).num_stages,
+        virtual_pipeline_model_parallel_size=_num_chunks(layout),
         create_gloo_process_groups=False,
     )
     model_parallel_cuda_manual_seed(1234)
@@ -243,8 +254,8 @@ def _config(options: Options, layout: Layout, group_size: int | None) -> Transfo
         num_attention_heads=model.num_attention_heads,
         attention_dropout=model.attention_dropout,
         hidden_dropout=model.hidden_dropout,
-        pipeline_model_parallel_size=layout.num_stages,
-        virtual_pipeline_model_parallel_size=layout.num_chunks if layout.num_chunks > 1 else None,
+        pipeline_model_parallel_size=_shape(layout).num_stages,
+        virtual_pipeline_model_parallel_size=_num_chunks(layout),
         microbatch_group_size_per_vp_stage=group_size,
         pipeline_dtype=dtype,
         batch_p2p_comm=False,

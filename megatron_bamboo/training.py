@@ -232,13 +232,10 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
     for note in start.notes:
         sys.stdout.write(f"{Path(sys.argv[0]).name}: {note}\n")
     JobShape(
-        num_stages=layout.num_stages,
-        num_pipelines=layout.num_pipelines,
-        num_microbatches=layout.num_microbatches,
+        arrangement=layout.arrangement,
         redundancy=options.bamboo.bamboo_redundancy,
         train_iters=options.training.train_iters,
         global_batch_size=layout.global_batch_size,
-        num_chunks=layout.num_chunks,
         tensor_size=layout.tensor_size,
         start_step=start.step,
         loaded_from=options.checkpoint.load if start.step else None,

@@ -26,7 +26,6 @@ from megatron_bamboo.execution.accounting import MemoryAccount
 from megatron_bamboo.execution.commit import (
     CommitLayout,
     DigestLayout,
-    stages_of_units,
     to_hex,
     unit_parts,
 )
@@ -109,11 +108,6 @@ class Worker:
         self._scheduler = build_scheduler(
             self._stages, options.optimizer, training.train_iters, layout.global_batch_size
         )
-        self._commit_layout = CommitLayout(
-            unit_parts(options.model.num_layers, layout.tensor_size),
-            layout.num_pipelines,
-            layout.num_microbatches,
-        )
         self._checkpoints = Checkpoints(
             options,
             plain_args(get_args()),
@@ -128,13 +122,17 @@ class Worker:
         self._dataset = open_train_dataset(script.datasets, options, layout)
         with where.at(environment.start_step, START, waits_for="a place"):
             self._plan = self._assignment.plan()
+        arrangement = self._plan.arrangement
+        self._commit_layout = CommitLayout(
+            unit_parts(arrangement.num_units, layout.tensor_size), arrangement.total_microbatches
+        )
         self._view = PipelineView(
             node,
             self._plan,
-            layout,
             options.bamboo.bamboo_redundancy,
             read_costs(options.bamboo),
             tied=not options.model.untie_embeddings_and_output_weights,
+            sharded=layout.num_shards > 1,
             num_mirrors=options.bamboo.bamboo_mirror_gradients,
             max_deferred=options.bamboo.bamboo_max_deferred,
             verifies_in=lambda step: self._verification.is_due(step),
@@ -192,7 +190,7 @@ class Worker:
             forward_step_func=self._script.forward_step,
             data_iterator=self._microbatches(step),
             model=[chunk for stage in self._stages.values() for chunk in stage.chunks],
-            num_microbatches=self._layout.num_microbatches,
+            num_microbatches=self._view.shape.num_microbatches,
             seq_length=self._options.data.seq_length,
             micro_batch_size=self._options.training.micro_batch_size,
         )
@@ -307,12 +305,11 @@ class Worker:
 
     def _microbatches(self, step: int) -> Iterator[Any]:
         """This pipeline's microbatches of a step: a function of the seed and the step alone."""
-        for microbatch in range(self._layout.num_microbatches):
+        numbers = self._view.arrangement.global_microbatches(self._view.number)
+        for microbatch, number in enumerate(numbers):
             indices = microbatch_samples(
                 step - 1,
-                self._view.number,
-                self._layout.num_pipelines,
-                microbatch,
+                number,
                 self._options.training.micro_batch_size,
                 self._layout.global_batch_size,
             )
@@ -331,7 +328,9 @@ class Worker:
     def _build_stage(self, number: int) -> Stage:
         num_shards = self._layout.num_shards
         shard = Shard(self._assignment.pipeline, num_shards) if num_shards > 1 else WHOLE
-        return build_stage(number, self._layout, self._options.optimizer, self._recipe, shard)
+        shape = self._assignment.shape
+        assert shape is not None, "a stage is built before it is known whose it is"
+        return build_stage(number, shape, self._options.optimizer, self._recipe, shard)
 
     def _hold(self, numbers: Collection[int]) -> Shapes:
         """Hold exactly these stages: build what is new, drop what is not held any more."""
@@ -360,8 +359,6 @@ class Worker:
         )
         compute = Compute(
             self._stages,
-            self._layout,
-            view.number,
             self._dropout,
             self._mailbox,
             self._options.bamboo.bamboo_replica_memory,
@@ -372,10 +369,10 @@ class Worker:
             self._account = MemoryAccount(worker, self._stages, compute, self._transport, on_host)
         return Parts(
             worker=worker,
-            layout=self._layout,
+            tensor_size=self._layout.tensor_size,
             compute=compute,
             tail=tail,
-            mirrors=Mirrors(self._stages, self._layout),
+            mirrors=Mirrors(self._stages, view.shape),
             verification=self._verification,
             account=self._account,
             transport=self._transport,
@@ -397,13 +394,13 @@ class Worker:
         return Injector(inject, self._events, within, self._stages, lambda: self._view.moving_step)
 
     def _make_verification(self) -> Verification:
-        layout, num_layers = self._layout, self._options.model.num_layers
+        layout, arrangement = self._layout, self._plan.arrangement
+        num_pipelines = len(arrangement.pipelines)
         return Verification(
             self._environment.worker,
             self._environment.tensor_rank,
             self._stages,
-            stages_of_units(num_layers, layout.num_stages, layout.num_chunks),
-            DigestLayout.of(num_layers, layout.tensor_size, layout.num_pipelines),
+            DigestLayout.of(arrangement.num_units, layout.tensor_size, num_pipelines),
             self._registry,
             self._events,
             self._options.bamboo.bamboo_verify_replicas,
@@ -449,7 +446,7 @@ class Worker:
         )
         stage = next(iter(self._stages.values()))
         like = stage.reduced
-        tied = [stage.tied_gradient() for stage in self._stages.values() if stage.is_tied]
+        tied = [stage.tied_gradient() for stage in self._stages.values() if stage.tied_unit]
         return Shapes(
             activation=TensorShape(size, dtype_of(options.precision), like.device),
             tied=_shape_of(tied[0]) if tied else None,

@@ -16,6 +16,7 @@ from megatron_bamboo.config import (
 )
 from megatron_bamboo.config.emulation import layer_seconds
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.schedule.redundancy import Redundancy
 
 REQUIRED = {
@@ -121,13 +122,10 @@ def test_the_layout_follows_from_flags_and_nodes(
     data_files: dict[str, str], flags: str, nodes: int, layout: tuple[int, int, int, int]
 ) -> None:
     found: Layout = check_options(read(data_files, flags), nodes)
-    assert layout == (
-        found.num_stages,
-        found.num_pipelines,
-        found.num_microbatches,
-        found.global_batch_size,
-    )
-    assert found.total_microbatches == layout[1] * layout[2]
+    stages, pipelines, microbatches, batch = layout
+    per_stage = read(data_files, flags).model.num_layers // stages
+    assert found.arrangement == equal_pipelines(stages, pipelines, microbatches, per_stage)
+    assert found.global_batch_size == batch
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,7 @@ class Coordinator:
         self._events = events
         self._reporter = reporter
         self._logs = spec.job_dir / "logs"
-        self._plan = initial_plan(
-            spec.nodes, shape.num_stages, shape.num_microbatches, shape.redundancy
-        )
+        self._plan = initial_plan(spec.nodes, shape.arrangement, shape.redundancy)
         self._shape = shape
         self._headway = Headway(shape, table, self.members, events, reporter)
         self._steps_in_epoch = 0

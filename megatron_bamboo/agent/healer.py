@@ -6,6 +6,7 @@ nodes that are left.
 """
 
 import json
+from dataclasses import asdict
 
 from megatron_bamboo.agent.ending import Standby
 from megatron_bamboo.agent.members import Members
@@ -69,5 +70,10 @@ class Healer:
     def _call(self, plan: Plan, vacancy: Vacancy, node: str) -> None:
         pipeline = with_standby(plan.pipelines[vacancy.pipeline], vacancy.rank, node)
         stages = stages_to_hold(pipeline, node)
-        place = {"pipeline": vacancy.pipeline, "rank": vacancy.rank, "stages": stages}
+        place = {
+            "pipeline": vacancy.pipeline,
+            "rank": vacancy.rank,
+            "stages": stages,
+            "shape": asdict(pipeline.shape),
+        }
         self._table.set(called_key(node), json.dumps(place).encode())

@@ -10,6 +10,7 @@ from typing import Self
 from megatron_bamboo.checkpoint.moments import SaveMoment
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.lives import first_life
+from megatron_bamboo.planner.arrangement import Arrangement
 from megatron_bamboo.rehearsal.fault import Fault, Nth
 from megatron_bamboo.schedule.actions import TAIL_OPS
 from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
@@ -24,15 +25,11 @@ COORDINATOR = "coordinator"
 class JobShape:
     """What the launcher must know of a training script's options: the content of ``job.json``."""
 
-    num_stages: int
-    num_pipelines: int
-    num_microbatches: int
-    """Microbatches of one pipeline."""
+    arrangement: Arrangement
+    """That of the beginning."""
     redundancy: str
     train_iters: int
     global_batch_size: int
-    num_chunks: int = 1
-    """Chunks of one stage."""
     tensor_size: int = 1
     """Workers of one node, which share its layers."""
     start_step: int = 0
@@ -65,12 +62,17 @@ class JobShape:
         except (FileNotFoundError, json.JSONDecodeError):
             values = None
         expected = {field.name for field in fields(cls)}
-        if not isinstance(values, dict) or values.keys() != expected:
+        is_whole = isinstance(values, dict) and values.keys() == expected
+        try:
+            arrangement = Arrangement.from_fields(values.pop("arrangement")) if is_whole else None
+        except (KeyError, TypeError, ValueError):
+            arrangement = None
+        if arrangement is None:
             raise UserError(
                 f"the script left no usable {path}: with BAMBOO_PHASE=prepare it must write "
                 f"{', '.join(sorted(expected))} there (see pretrain_gpt_bamboo.py)"
             )
-        return cls(**values)
+        return cls(arrangement, **values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +189,15 @@ def check_reachable(injection: Injection, shape: JobShape) -> None:
     if fault.step is not None:
         limits.append(("iteration", fault.step, shape.start_step + 1, shape.train_iters))
     if not isinstance(moment, SaveMoment | Nth):
-        limits.append(("stage", moment.stage, 0, shape.num_stages - 1))
+        pipelines = shape.arrangement.pipelines
+        most_stages = max(pipeline.num_stages for pipeline in pipelines)
+        limits.append(("stage", moment.stage, 0, most_stages - 1))
         if moment.op not in TAIL_OPS:
             assert moment.microbatch is not None and moment.chunk is not None
-            limits.append(("chunk", moment.chunk, 0, shape.num_chunks - 1))
-            limits.append(("microbatch", moment.microbatch, 0, shape.num_microbatches - 1))
+            limits.append(("chunk", moment.chunk, 0, pipelines[0].num_chunks - 1))
+            limits.append(
+                ("microbatch", moment.microbatch, 0, max(shape.arrangement.microbatches) - 1)
+            )
     for name, value, lowest, highest in limits:
         if not lowest <= value <= highest:
             raise UserError(

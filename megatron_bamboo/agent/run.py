@@ -258,10 +258,11 @@ def _check_shape(spec: JobSpec, workers_per_node: int) -> None:
             f"--workers-per-node {workers_per_node}: the script's layers are shared by "
             f"{shape.tensor_size}; give as many"
         )
-    needed = shape.num_stages * shape.num_pipelines
+    pipelines, needed = shape.arrangement.pipelines, shape.arrangement.num_nodes
     if num_nodes != needed:
+        sizes = " and ".join(str(n) for n in dict.fromkeys(p.num_stages for p in pipelines))
         raise UserError(
-            f"{shape.num_pipelines} pipelines of {shape.num_stages} stages need {needed} nodes, "
+            f"{len(pipelines)} pipelines of {sizes} stages need {needed} nodes, "
             f"not --nodes {num_nodes}"
         )
     check_order(shape, spec.deadlines)

@@ -1,16 +1,17 @@
 """Who writes what of a checkpoint: a pure function of the plan.
 
-Each stage is written by its primary in one pipeline, the stages being spread over the pipelines;
-where workers share layers, by all workers of that node. All primaries of a stage hold the same
-bits, so a checkpoint is the same whoever writes it. Where the pipelines share the optimizer's state
-each primary writes its share of that.
+Each stage is written by its primary in one pipeline, the stages being spread over the pipelines; if
+these are not all cut alike, over those that are like the most. Where workers share layers, all
+workers of that node write. All primaries of a unit hold the same bits, so a checkpoint is the same
+whoever writes it. Where the pipelines share the optimizer's state each primary writes its share of
+that.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_bamboo.membership.workers import node_of, workers_of
-from megatron_bamboo.planner.plan import Plan
+from megatron_bamboo.planner.plan import PipelinePlan, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,9 @@ def writers_of(plan: Plan, tensor_size: int, sharded: bool = False) -> Writers:
         sharded: the pipelines share the optimizer's state.
     """
     stages: dict[str, list[int]] = {}
-    for stage in range(len(plan.pipelines[0].stages)):
-        pipeline = plan.pipelines[stage % len(plan.pipelines)]
+    alike = _cut_alike(plan)
+    for stage in range(len(alike[0].stages)):
+        pipeline = alike[stage % len(alike)]
         stages.setdefault(node_of(pipeline.stages[stage]), []).append(stage)
     shares = _primaries(plan) if sharded else {}
     nodes = tuple(dict.fromkeys((*stages, *shares)))
@@ -55,6 +57,14 @@ def writers_of(plan: Plan, tensor_size: int, sharded: bool = False) -> Writers:
         stages=_of_workers(nodes, stages, tensor_size),
         shares=_of_workers(nodes, shares, tensor_size),
     )
+
+
+def _cut_alike(plan: Plan) -> list[PipelinePlan]:
+    """The pipelines that have the same stages as most have."""
+    by_cut: dict[object, list[PipelinePlan]] = {}
+    for pipeline in plan.pipelines:
+        by_cut.setdefault(pipeline.shape.spans, []).append(pipeline)
+    return max(by_cut.values(), key=len)
 
 
 def _primaries(plan: Plan) -> dict[str, list[int]]:

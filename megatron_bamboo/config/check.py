@@ -25,6 +25,7 @@ from megatron_bamboo.config.options import (
     value_type,
 )
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
 from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.schedule.schedule import MAX_CHUNKS, MAX_MICROBATCHES, MAX_STAGES
@@ -95,11 +96,9 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
     microbatches = batch // (training.micro_batch_size * pipelines)
     _check_amount(microbatches, training.train_iters, batch)
     _check_files(options.data)
+    per_chunk = model.num_layers // (stages * chunks)
     return Layout(
-        num_stages=stages,
-        num_chunks=chunks,
-        num_pipelines=pipelines,
-        num_microbatches=microbatches,
+        arrangement=equal_pipelines(stages, pipelines, microbatches, per_chunk, chunks),
         global_batch_size=batch,
         tensor_size=workers_per_node,
         num_shards=pipelines if options.optimizer.use_distributed_optimizer else 1,

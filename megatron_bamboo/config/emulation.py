@@ -3,9 +3,9 @@
 With them the schedule of a large model runs on a small machine: see ``model/emulated.py``.
 """
 
-from megatron_bamboo.config.layout import Layout
 from megatron_bamboo.config.options import BambooOptions, ModelOptions, flag_of
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.planner.arrangement import PipelineShape
 from megatron_bamboo.schedule.costs import Costs
 
 EMULATED = "emulated"
@@ -40,19 +40,20 @@ def known_bandwidth(model: ModelOptions, bamboo: BambooOptions) -> float | None:
     return bamboo.bamboo_link_bandwidth
 
 
-def emulated_costs(model: ModelOptions, bamboo: BambooOptions, layout: Layout) -> Costs:
+def emulated_costs(model: ModelOptions, bamboo: BambooOptions, shape: PipelineShape) -> Costs:
     """What each stage's chunks take, in seconds; for options that are in order."""
     forward, backward = (
-        _by_chunk(layer_seconds(getattr(bamboo, name), model.num_layers), layout) for name in _TIMES
+        _by_chunk(layer_seconds(getattr(bamboo, name), model.num_layers), shape) for name in _TIMES
     )
     return Costs(forward, backward)
 
 
-def _by_chunk(times: tuple[float, ...], layout: Layout) -> tuple[tuple[float, ...], ...]:
-    """Chunks hold layers in turn: the first chunk of each stage, then the second of each."""
-    size = len(times) // (layout.num_stages * layout.num_chunks)
-    sums = [sum(times[first : first + size]) for first in range(0, len(times), size)]
-    return tuple(tuple(sums[stage :: layout.num_stages]) for stage in range(layout.num_stages))
+def _by_chunk(times: tuple[float, ...], shape: PipelineShape) -> tuple[tuple[float, ...], ...]:
+    by_unit = (0.0, *times, 0.0)
+    return tuple(
+        tuple(sum(by_unit[first:past]) for first, past in shape.spans_of(stage))
+        for stage in range(shape.num_stages)
+    )
 
 
 def check_emulation(model: ModelOptions, bamboo: BambooOptions) -> None:

@@ -1,9 +1,9 @@
 """Which samples a step and a microbatch are made of.
 
 Pure arithmetic, in the order of Megatron's sequential sampler: the global batch is cut into
-global microbatches, and global microbatch ``g = microbatch * num_pipelines + pipeline`` belongs to
-that pipeline. Nothing here depends on which node runs a pipeline, so that a shadow that takes
-over a microbatch reads the very samples that the victim would have read.
+global microbatches, which are dealt out to the pipelines (``planner/arrangement.py``). Nothing here
+depends on which node runs a pipeline, so that a shadow that takes over a microbatch reads the very
+samples that the victim would have read.
 """
 
 
@@ -14,15 +14,9 @@ def samples_of_step(step: int, global_batch_size: int) -> range:
 
 
 def microbatch_samples(
-    step: int,
-    pipeline: int,
-    num_pipelines: int,
-    microbatch: int,
-    micro_batch_size: int,
-    global_batch_size: int,
+    step: int, microbatch: int, micro_batch_size: int, global_batch_size: int
 ) -> range:
-    """The dataset indices of one pipeline's microbatch; all arguments count from 0."""
-    assert 0 <= pipeline < num_pipelines, (pipeline, num_pipelines)
-    first = (microbatch * num_pipelines + pipeline) * micro_batch_size
+    """The dataset indices of a global microbatch; step and microbatch count from 0."""
+    first = microbatch * micro_batch_size
     assert 0 <= first <= global_batch_size - micro_batch_size, (microbatch, global_batch_size)
     return samples_of_step(step, global_batch_size)[first : first + micro_batch_size]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from megatron_bamboo.planner.arrangement import unit_names
 from megatron_bamboo.planner.trust import Copy, Kind
 
 
@@ -20,23 +21,21 @@ class CommitLayout:
     """Which slot is whose."""
 
     units: tuple[str, ...]  # of the whole model, in model order; a part for each tensor rank
-    num_pipelines: int
-    num_microbatches: int  # a pipeline
+    num_microbatches: int  # of a step
 
     @property
     def size(self) -> int:
         """Number of slots."""
-        return len(self.units) + self.num_pipelines * self.num_microbatches
+        return len(self.units) + self.num_microbatches
 
-    def fill(
-        self, squared_norms: Mapping[str, float], pipeline: int, losses: Mapping[int, float]
-    ) -> list[float]:
-        """One worker's contribution: the units and (by microbatch) losses that are its to give."""
+    def fill(self, squared_norms: Mapping[str, float], losses: Mapping[int, float]) -> list[float]:
+        """One worker's contribution: the units that are its to give, and the losses, which are by
+        global microbatch."""
         slots = [0.0] * self.size
         for unit, value in squared_norms.items():
             slots[self.units.index(unit)] = value
         for microbatch, value in losses.items():
-            slots[self._loss_slot(microbatch, pipeline)] = value
+            slots[len(self.units) + microbatch] = value
         return slots
 
     def gradient_norm(self, vector: Sequence[float]) -> float:
@@ -48,10 +47,6 @@ class CommitLayout:
         losses = vector[len(self.units) : self.size]
         return _ordered_sum(losses) / len(losses)
 
-    def _loss_slot(self, microbatch: int, pipeline: int) -> int:
-        """Losses stand in the order of global microbatches."""
-        return len(self.units) + microbatch * self.num_pipelines + pipeline
-
 
 @dataclass(frozen=True, slots=True)
 class DigestLayout:
@@ -60,12 +55,12 @@ class DigestLayout:
     copies: tuple[Copy, ...]
 
     @classmethod
-    def of(cls, num_layers: int, tensor_size: int, num_pipelines: int) -> "DigestLayout":
+    def of(cls, num_units: int, tensor_size: int, num_pipelines: int) -> "DigestLayout":
         """For each copy that there may be of each tensor rank's part of each unit of a GPT."""
         return cls(
             tuple(
                 Copy(unit, rank, kind, pipeline, is_replica)
-                for unit in model_units(num_layers)
+                for unit in unit_names(num_units)
                 for rank, kind, pipeline, is_replica in product(
                     range(tensor_size), Kind, range(num_pipelines), (False, True)
                 )
@@ -84,23 +79,10 @@ class DigestLayout:
         return {copy: digest for copy, digest in digests if digest}
 
 
-def model_units(num_layers: int) -> tuple[str, ...]:
-    """The units of a GPT, in model order."""
-    return ("embedding", *(f"layer{number}" for number in range(num_layers)), "head")
-
-
-def stages_of_units(num_layers: int, num_stages: int, num_chunks: int) -> dict[str, int]:
-    """By unit the stage that it belongs to."""
-    embedding, *layers, head = model_units(num_layers)
-    per_chunk = num_layers // (num_stages * num_chunks)
-    stages = {layer: n // per_chunk % num_stages for n, layer in enumerate(layers)}
-    return {embedding: 0, **stages, head: num_stages - 1}
-
-
-def unit_parts(num_layers: int, tensor_size: int) -> tuple[str, ...]:
-    """Each tensor rank's part of each unit of a GPT, in model order."""
+def unit_parts(num_units: int, tensor_size: int) -> tuple[str, ...]:
+    """Each tensor rank's part of each unit of a model, in model order."""
     return tuple(
-        unit_part(unit, rank) for unit in model_units(num_layers) for rank in range(tensor_size)
+        unit_part(unit, rank) for unit in unit_names(num_units) for rank in range(tensor_size)
     )
 
 

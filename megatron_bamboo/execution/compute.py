@@ -13,7 +13,7 @@ import torch
 from megatron.core.pipeline_parallel.schedules import backward_step, forward_step
 from torch import Tensor
 
-from megatron_bamboo.config import Layout, ReplicaMemory
+from megatron_bamboo.config import ReplicaMemory
 from megatron_bamboo.data.replay import ReplayedIterator
 from megatron_bamboo.execution.deferred import DeferredSums
 from megatron_bamboo.execution.errors import TrainingError
@@ -24,6 +24,7 @@ from megatron_bamboo.model.place import set_current_stage
 from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.model.saved_storages import SavedStorages
 from megatron_bamboo.model.stage import Stage
+from megatron_bamboo.planner.arrangement import Arrangement
 from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.schedule import Schedule
 from megatron_bamboo.script.providers import ForwardStepFunc
@@ -35,16 +36,12 @@ class Compute:
     def __init__(
         self,
         stages: Mapping[int, Stage],
-        layout: Layout,
-        pipeline: int,
         dropout: DropoutSeeds,
         mailbox: Mailbox,
         replica_memory: ReplicaMemory,
         counts_memory: bool = False,
     ) -> None:
         self._stages = stages
-        self._layout = layout
-        self._pipeline = pipeline
         self._dropout = dropout
         self._mailbox = mailbox
         self._replica_memory = replica_memory
@@ -55,11 +52,26 @@ class Compute:
         self._sums = DeferredSums(stages)
         self._forward_step: ForwardStepFunc | None = None
         self._data: ReplayedIterator | None = None
+        self._numbers: tuple[int, ...] = ()
+        self._total_microbatches = 0
 
-    def start_step(self, data: Iterator[Any], forward_step: ForwardStepFunc) -> None:
+    def start_step(
+        self,
+        data: Iterator[Any],
+        forward_step: ForwardStepFunc,
+        arrangement: Arrangement,
+        pipeline: int,
+    ) -> None:
         """Take up a step's microbatches and what is done with each; forget the gradients of the
-        step before, on replicas too."""
+        step before, on replicas too.
+
+        Args:
+            arrangement: what says which of the global microbatches these are.
+            pipeline: that of this worker.
+        """
         self._data, self._forward_step = ReplayedIterator(data), forward_step
+        self._numbers = arrangement.global_microbatches(pipeline)
+        self._total_microbatches = arrangement.total_microbatches
         self._sums.start_step()
         for stage in self._stages.values():
             stage.start_step()
@@ -90,7 +102,7 @@ class Compute:
         assert action.chunk is not None
         config = self._stages[action.stage].chunks[action.chunk].config
         # What is recomputed draws the masks of this microbatch again.
-        self._set_context(action, state.step)
+        self._set_context(action, schedule, state.step)
         with self._sums.backward(action):
             input_gradient = backward_step(input_tensor, output, gradient, None, config)
         if input_gradient is not None:
@@ -111,14 +123,14 @@ class Compute:
         chunk = self._stages[forward.stage].chunks[forward.chunk]
         is_last = schedule.downstream(forward, Op.F) is None
         self._data.select(forward.microbatch)
-        self._set_context(forward, state.step)
+        self._set_context(forward, schedule, state.step)
         reported: list[Any] = []
         output, _num_tokens = forward_step(
             self._forward_step,
             self._data,
             chunk,
             # Each microbatch counts 1/total, over all pipelines.
-            self._layout.total_microbatches,
+            self._total_microbatches,
             input_tensor,
             reported,
             chunk.config,
@@ -166,13 +178,11 @@ class Compute:
         """A message that an action before this one has waited for."""
         return self._mailbox.take(Message(step, receive), 0.0, lambda: False, "its sender")
 
-    def _set_context(self, action: Action, step: int) -> None:
+    def _set_context(self, action: Action, schedule: Schedule, step: int) -> None:
         assert action.chunk is not None and action.microbatch is not None
-        set_current_stage(
-            action.stage, action.chunk, self._layout.num_stages, self._layout.num_chunks
-        )
+        set_current_stage(action.stage, action.chunk, schedule.num_stages, schedule.num_chunks)
         self._dropout.step = step
-        self._dropout.microbatch = action.microbatch * self._layout.num_pipelines + self._pipeline
+        self._dropout.microbatch = self._numbers[action.microbatch]
 
 
 def _loss_of(reported: Any) -> float:

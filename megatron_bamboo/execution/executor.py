@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
 from megatron_bamboo.execution.course import Course
@@ -19,7 +20,7 @@ from megatron_bamboo.execution.follower import PlanFollower
 from megatron_bamboo.execution.parts import Parts
 from megatron_bamboo.execution.performer import Performer
 from megatron_bamboo.execution.pipeline import PipelineView
-from megatron_bamboo.execution.registry import COMMIT_GROUP, holder_group, stage_group
+from megatron_bamboo.execution.registry import COMMIT_GROUP, holder_group, primary_group
 from megatron_bamboo.membership.place import SWITCH
 from megatron_bamboo.membership.waits import Waiting
 from megatron_bamboo.planner.plan import Plan
@@ -67,11 +68,11 @@ class Executor:
         self._follower.enter(self.plan)
         self._follower.hold(self.plan)
         for action in self._view.collectives():
-            waiting, name = self._waiting_for(self._members_of(action)), _group_of(action)
-            assert name is not None, f"{action} is nothing that several do together"
+            waiting = self._waiting_for(self._members_of(action))
             try:
                 with self._parts.where.at(step, str(action), "the others", waiting=waiting):
-                    self._parts.registry.get(name)
+                    for name in self._groups_of(action):
+                        self._parts.registry.get(name)
             except PeerLost as lost:
                 self._await_plan(str(action), step, lost)
                 return
@@ -119,7 +120,8 @@ class Executor:
         """Make the program of a step the one to run."""
         self.follow_plans()
         self._course.begin_step(step, self._view.begin_step(step))
-        self._parts.compute.start_step(data, forward_step)
+        arrangement, number = self._view.arrangement, self._view.number
+        self._parts.compute.start_step(data, forward_step, arrangement, number)
         self._performer.expect()
 
     def forward_backward_func(
@@ -148,11 +150,8 @@ class Executor:
         """
         if forward_only or collect_non_loss_data:
             raise ValueError("forward_only and collect_non_loss_data are not supported yet")
-        if num_microbatches != self._parts.layout.num_microbatches:
-            raise ValueError(
-                f"this schedule has {self._parts.layout.num_microbatches} microbatches, "
-                f"not {num_microbatches}"
-            )
+        if num_microbatches != (due := self._view.shape.num_microbatches):
+            raise ValueError(f"this schedule has {due} microbatches, not {num_microbatches}")
         self.begin_step(self._course.state.step + 1, _first_of(data_iterator), forward_step_func)
         self._execute(until_tail=True)
         reports = self._course.state.reports if self._view.runs_last_stage() else {}
@@ -212,9 +211,25 @@ class Executor:
         """Those without whom an action cannot be completed."""
         if action.op in MEND_OPS:
             return self._parts.verification.members(action.stage, self.plan)
-        if (name := _group_of(action)) is not None:
-            return self._parts.registry.members(name)
+        if names := self._groups_of(action):
+            members = map(self._parts.registry.members, names)
+            return tuple(dict.fromkeys(chain.from_iterable(members)))
         return (self._view.sender_of(action),)
+
+    def _groups_of(self, action: Action) -> tuple[str, ...]:
+        """The groups in which an action is done together with others, in the order of use; none
+        where the plan knows of none."""
+        match action.op:
+            case Op.COMMIT:
+                return (COMMIT_GROUP,)
+            case Op.REDUCE:
+                name_of = primary_group
+            case Op.GATHER | Op.RGATHER:
+                name_of = holder_group
+            case _:
+                return ()
+        number, places = self._view.number, self._view.arrangement.places()
+        return tuple(name_of(stages) for stages in places if stages[number] == action.stage)
 
     def _waiting_for(self, members: Sequence[str]) -> Waiting | None:
         others = tuple(member for member in members if member != self._parts.worker)
@@ -262,19 +277,6 @@ class Executor:
             epoch=self.plan.epoch,
             seconds=seconds,
         )
-
-
-def _group_of(action: Action) -> str | None:
-    """The group whose members all take part in an action, if the plan knows of one."""
-    match action.op:
-        case Op.REDUCE:
-            return stage_group(action.stage)
-        case Op.COMMIT:
-            return COMMIT_GROUP
-        case Op.GATHER | Op.RGATHER:
-            return holder_group(action.stage)
-        case _:
-            return None
 
 
 def _first_of(data_iterator: Any) -> Iterator[Any]:

@@ -49,7 +49,7 @@ class PlanFollower:
             return
         groups = self._memberships(plan)
         parts.registry.add_pairs(plan.epoch, groups)
-        parts.transport.connect(all_neighbours(plan, parts.worker, view.num_chunks, view.tied))
+        parts.transport.connect(all_neighbours(plan, parts.worker, view.tied))
         if victims := view.victims(plan):
             with contextlib.suppress(DeadlineExceeded):
                 published = self._published_progress(plan, PREPARE_SECONDS)
@@ -125,7 +125,7 @@ class PlanFollower:
         parts, view = self._parts, self._view
         parts.registry.update(plan.epoch, self._memberships(plan), is_changed)
         view.set_plan(plan)
-        parts.transport.connect(all_neighbours(plan, parts.worker, view.num_chunks, view.tied))
+        parts.transport.connect(all_neighbours(plan, parts.worker, view.tied))
 
     def _make_change(self) -> None:
         let_go = self._course.plan.let_go
@@ -190,8 +190,7 @@ class PlanFollower:
 
     def _memberships(self, plan: Plan) -> dict[str, tuple[str, ...]]:
         parts, view = self._parts, self._view
-        size = parts.layout.tensor_size
-        return memberships(plan, parts.worker, view.num_chunks, view.tied, size, view.sharded)
+        return memberships(plan, parts.worker, view.tied, parts.tensor_size, view.sharded)
 
     def _log_takeover(self, before: Plan, plan: Plan, start: float) -> None:
         events, number, step = self._parts.events, self._view.number, self._course.state.step

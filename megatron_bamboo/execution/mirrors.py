@@ -10,10 +10,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from megatron_bamboo.config import Layout
 from megatron_bamboo.execution.step_state import StepState
 from megatron_bamboo.execution.transport import TensorShape
 from megatron_bamboo.model.stage import Stage
+from megatron_bamboo.planner.arrangement import PipelineShape
 from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.mirrors import covered_by
 
@@ -21,10 +21,10 @@ from megatron_bamboo.schedule.mirrors import covered_by
 class Mirrors:
     """What mirrors of one worker's stages, replicas included, are made of."""
 
-    def __init__(self, stages: Mapping[int, Stage], layout: Layout) -> None:
+    def __init__(self, stages: Mapping[int, Stage], shape: PipelineShape) -> None:
         self._stages = stages
-        self._num_microbatches = layout.num_microbatches
-        self._end = (layout.num_stages - 1, layout.num_chunks - 1)
+        self._num_microbatches = shape.num_microbatches
+        self._end = (shape.num_stages - 1, shape.num_chunks - 1)
 
     def shape(self, mirror: Action) -> TensorShape:
         """What a mirror looks like as a message."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from megatron_bamboo.config import Layout
 from megatron_bamboo.execution.accounting import MemoryAccount
 from megatron_bamboo.execution.compute import Compute
 from megatron_bamboo.execution.ledger import CommitLedger
@@ -33,7 +32,7 @@ class Parts:
     """The parts, each for its own kind of effect."""
 
     worker: str
-    layout: Layout
+    tensor_size: int
     compute: Compute
     tail: Tail
     mirrors: Mirrors

@@ -39,7 +39,7 @@ class Performer:
             Op.RECV_B: self._receive,
             Op.SEND_MIRROR: self._send_mirror,
             Op.RECV_MIRROR: lambda a: None,  # its channel expects it since the step began
-            Op.REDUCE: lambda a: parts.tail.reduce(a.stage, course.state),
+            Op.REDUCE: lambda a: parts.tail.reduce(a.stage, view.arrangement, course.state),
             Op.SEND_TIE: lambda a: parts.tail.send_tie(a.stage, view.pipeline, course.state),
             Op.TIE: lambda a: parts.tail.tie(a.stage, view.pipeline, course.state, self.take),
             Op.SEND_REFRESH: self._send_refresh,
@@ -130,7 +130,8 @@ class Performer:
         self._parts.tail.receive_state(action.stage, peer, self._state, self.take)
 
     def _commit(self, action: Action) -> None:
-        self._parts.tail.commit(self._view.pipeline, self._state)
+        numbers = self._view.arrangement.global_microbatches(self._view.number)
+        self._parts.tail.commit(self._view.pipeline, numbers, self._state)
 
     def _step(self, action: Action) -> None:
         state, parts = self._state, self._parts
@@ -141,7 +142,7 @@ class Performer:
         self._course.stepped = state.step
 
     def _gather(self, action: Action) -> None:
-        self._parts.tail.gather(action.stage)
+        self._parts.tail.gather(action.stage, self._view.arrangement)
         self._note_completed()
 
     def _mend(self, action: Action) -> None:

@@ -6,8 +6,8 @@ No communication happens here; everything follows from the plan, the options and
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from megatron_bamboo.config import Layout
 from megatron_bamboo.execution.epochs import StepProgress
+from megatron_bamboo.planner.arrangement import PipelineShape
 from megatron_bamboo.planner.plan import PipelinePlan, Plan
 from megatron_bamboo.schedule.actions import SEND_OPS, Action, Op
 from megatron_bamboo.schedule.costs import Costs
@@ -75,10 +75,10 @@ class PipelineView:
         self,
         node: str,
         plan: Plan,
-        layout: Layout,
         redundancy: Redundancy,
         costs: Costs,
         tied: bool,
+        sharded: bool,
         num_mirrors: int = 0,
         max_deferred: int = MAX_MICROBATCHES,
         verifies_in: Callable[[int], bool] = lambda step: False,
@@ -86,12 +86,8 @@ class PipelineView:
         self.node = node
         self.number = plan.pipeline_of(node)
         self.rank = plan.pipelines[self.number].rank_of(node)
-        self.tied = tied and layout.num_stages > 1
-        self.num_chunks = layout.num_chunks
-        self.sharded = layout.num_shards > 1
-        self._compute = compute_schedule(
-            layout.num_stages, layout.num_chunks, layout.num_microbatches
-        )
+        self._is_tied = tied
+        self.sharded = sharded
         self._redundancy = redundancy
         self._costs = costs
         self._num_mirrors = num_mirrors
@@ -103,6 +99,16 @@ class PipelineView:
         """The receives of the mirrors from which this worker goes on since the newest plan."""
         self.set_plan(plan)
         self._begin_anew()
+
+    @property
+    def shape(self) -> PipelineShape:
+        """What the stages of this pipeline are."""
+        return self.pipeline.shape
+
+    @property
+    def tied(self) -> bool:
+        """Whether the first stage and the last one have a weight in common."""
+        return self._is_tied and self.shape.num_stages > 1
 
     def begin_step(self, step: int) -> Program:
         """The program of a step, tail included.
@@ -123,7 +129,10 @@ class PipelineView:
     def tail(self, step: int) -> Program:
         """The tail of a step under the placement in force."""
         moves, verifies = self.moves(step), self._verifies_in(step)
-        return tail_program(self.in_force, self.rank, self.tied, self.sharded, moves, verifies)
+        alike = self.arrangement.is_cut_alike
+        return tail_program(
+            self.in_force, self.rank, self.tied, self.sharded, moves, verifies, alike
+        )
 
     def collectives(self) -> Program:
         """What this worker does together with others in a step, in its order."""
@@ -134,11 +143,13 @@ class PipelineView:
 
     def gathers(self) -> Program:
         """What is gathered after a step, under the placement in force."""
-        return gather_program(self.in_force, self.rank) if self.sharded else ()
+        if not self.sharded:
+            return ()
+        return gather_program(self.in_force, self.rank, self.arrangement.is_cut_alike)
 
     def mends(self, stages: Collection[int]) -> Program:
         """How these stages' right state is given or got, after the gathers of a step."""
-        return mend_program(self.in_force, self.rank, stages)
+        return mend_program(self.in_force, self.rank, stages, self.arrangement.is_cut_alike)
 
     def moves(self, step: int) -> tuple[Move, ...]:
         """The state that moves within this pipeline in a step."""
@@ -239,7 +250,7 @@ class PipelineView:
         if schedule.replicas[stage] != self.rank:  # it comes here in this step only
             return ()
         ends = mirrored_microbatches(schedule.num_microbatches, schedule.num_mirrors)[-1:]
-        chunks = range(self.num_chunks)
+        chunks = range(schedule.num_chunks)
         return tuple(Action(stage, c, Op.RECV_MIRROR, end) for c in chunks for end in ends)
 
     def _take_over(
@@ -254,6 +265,7 @@ class PipelineView:
     def set_plan(self, plan: Plan) -> None:
         """Who holds what from now on, and what moves in which step."""
         self.pipeline = plan.pipelines[self.number]
+        self.arrangement = plan.arrangement
         self._moves = ()
         if plan.change is not None:
             rank_of = self.pipeline.rank_of
@@ -270,10 +282,10 @@ class PipelineView:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        pipeline = self.pipeline
+        pipeline, shape = self.pipeline, self.shape
         # The schedule of whole steps, before the losses below.
         steady = steady_schedule(
-            self._compute,
+            compute_schedule(shape.num_stages, shape.num_chunks, shape.num_microbatches),
             pipeline.placement(),
             pipeline.replica_ranks(),
             self._redundancy,

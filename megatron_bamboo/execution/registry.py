@@ -8,7 +8,7 @@ send something again first, and those who wait for that may be the ones that it 
 """
 
 import threading
-from collections.abc import Callable, Collection, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -37,15 +37,16 @@ class Membership:
         return f"{self.epoch}/changed" if self.is_changed else str(self.epoch)
 
 
-def stage_group(stage: int) -> str:
-    """Name of the group that reduces a stage's gradients: its primaries in pipeline order."""
-    return f"stage{stage}"
+def primary_group(stages: Sequence[int]) -> str:
+    """Name of the group that reduces the gradients of the units that have these stages, one in
+    each pipeline: their primaries in pipeline order."""
+    return f"primaries/{_joined(stages)}"
 
 
-def holder_group(stage: int) -> str:
-    """Name of the group that gathers a stage's parameters: its primaries in pipeline order, then
-    the workers of its replicas."""
-    return f"holders{stage}"
+def holder_group(stages: Sequence[int]) -> str:
+    """Name of the group that gathers the parameters of such units: their primaries in pipeline
+    order, then the workers of their replicas."""
+    return f"holders/{_joined(stages)}"
 
 
 def pair_group(node: str, peer: str) -> str:
@@ -53,15 +54,19 @@ def pair_group(node: str, peer: str) -> str:
     return "pair/" + "+".join(sorted((node, peer)))
 
 
+def _joined(stages: Sequence[int]) -> str:
+    return "-".join(map(str, stages))
+
+
 def _is_pair(name: str) -> bool:
     return name.startswith("pair/")
 
 
-def neighbours(pipeline: PipelinePlan, node: str, num_chunks: int, tied: bool) -> frozenset[str]:
+def neighbours(pipeline: PipelinePlan, node: str, tied: bool) -> frozenset[str]:
     """The nodes that a node exchanges messages with; a symmetric relation."""
     stages, last = pipeline.stages, len(pipeline.stages) - 1
     edges = {(stages[s], stages[s + 1]) for s in range(last)}
-    if tied or num_chunks > 1:
+    if tied or pipeline.shape.num_chunks > 1:
         edges.add((stages[last], stages[0]))
     for primary, holder in zip(stages, pipeline.replicas, strict=True):
         if holder is not None:
@@ -73,7 +78,6 @@ def neighbours(pipeline: PipelinePlan, node: str, num_chunks: int, tied: bool) -
 def memberships(
     plan: Plan,
     worker: str,
-    num_chunks: int,
     tied: bool,
     tensor_size: int,
     sharded: bool = False,
@@ -84,37 +88,34 @@ def memberships(
         plan: that of the worker's tensor rank; the commit is among the workers of all of them.
         sharded: the pipelines share the optimizer's state.
     """
-    pipeline = plan.pipelines[plan.pipeline_of(worker)]
     groups = {COMMIT_GROUP: workers_of(map(node_of, plan.nodes), tensor_size)}
-    for stage, primary in enumerate(pipeline.stages):
-        if primary == worker:
-            groups[stage_group(stage)] = tuple(pipe.stages[stage] for pipe in plan.pipelines)
-    if sharded:
-        groups |= _holder_groups(plan, worker)
-    for peer in all_neighbours(plan, worker, num_chunks, tied):
+    for stages in plan.arrangement.places():
+        primaries, shadows = _holders(plan, stages)
+        if worker in primaries:
+            groups[primary_group(stages)] = primaries
+        if sharded and worker in (*primaries, *shadows):
+            groups[holder_group(stages)] = (*primaries, *shadows)
+    for peer in all_neighbours(plan, worker, tied):
         groups[pair_group(worker, peer)] = tuple(sorted((worker, peer)))
     return {name: members for name, members in groups.items() if len(members) > 1}
 
 
-def _holder_groups(plan: Plan, worker: str) -> dict[str, tuple[str, ...]]:
-    groups = {}
-    for stage in range(len(plan.pipelines[0].stages)):
-        primaries = tuple(pipe.stages[stage] for pipe in plan.pipelines)
-        holders = (pipe.replicas[stage] for pipe in plan.pipelines)
-        members = (*primaries, *(node for node in holders if node is not None))
-        if worker in members:
-            groups[holder_group(stage)] = members
-    return groups
+def _holders(plan: Plan, stages: Sequence[int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Who runs and who shadows one stage of each pipeline, in pipeline order."""
+    pairs = list(zip(plan.pipelines, stages, strict=True))
+    shadows = (pipe.replicas[stage] for pipe, stage in pairs)
+    primaries = tuple(pipe.stages[stage] for pipe, stage in pairs)
+    return primaries, tuple(worker for worker in shadows if worker is not None)
 
 
-def all_neighbours(plan: Plan, worker: str, num_chunks: int, tied: bool) -> frozenset[str]:
+def all_neighbours(plan: Plan, worker: str, tied: bool) -> frozenset[str]:
     """Whom a worker exchanges messages with under a plan, before and after its change."""
     number, change = plan.pipeline_of(worker), plan.change
-    near = neighbours(plan.pipelines[number], worker, num_chunks, tied)
+    near = neighbours(plan.pipelines[number], worker, tied)
     if change is None:
         return near
     ends = [{t.source, t.target} for t in change.transfers if worker in (t.source, t.target)]
-    later = neighbours(change.pipelines[number], worker, num_chunks, tied)
+    later = neighbours(change.pipelines[number], worker, tied)
     return (near | later | frozenset().union(*ends)) - {worker}
 
 

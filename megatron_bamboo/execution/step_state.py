@@ -30,8 +30,8 @@ class StepState:
     """By microbatch, where this worker ran the last stage."""
     reports: dict[int, object] = field(default_factory=dict)
     """By microbatch: what the user's loss function reported."""
-    reduced_in: dict[int, Group | None] = field(default_factory=dict)
-    """By stage: the group in which its reduction is complete."""
+    reduced_in: dict[str, Group | None] = field(default_factory=dict)
+    """By unit: the group in which its reduction is complete."""
     role_gradients: dict[int, Tensor] = field(default_factory=dict)
     """By stage with a role of the tied weight: that role's reduced gradient alone."""
     tied: set[int] = field(default_factory=set)

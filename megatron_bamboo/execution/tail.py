@@ -20,7 +20,7 @@ from megatron_bamboo.execution.registry import (
     COMMIT_GROUP,
     GroupRegistry,
     holder_group,
-    stage_group,
+    primary_group,
 )
 from megatron_bamboo.execution.step_state import StepState
 from megatron_bamboo.execution.transport import Transport
@@ -29,6 +29,7 @@ from megatron_bamboo.model.moving import Counters, pack, unpack
 from megatron_bamboo.model.optimizer_state import optimizers_of, set_step
 from megatron_bamboo.model.precision import LossScale
 from megatron_bamboo.model.stage import Stage
+from megatron_bamboo.planner.arrangement import Arrangement
 from megatron_bamboo.planner.plan import PipelinePlan
 from megatron_bamboo.schedule.actions import Action, Op
 
@@ -66,21 +67,24 @@ class Tail:
         self._tensor_rank = tensor_rank
         self._verification = verification
 
-    def reduce(self, stage_number: int, state: StepState) -> None:
-        """Sum a stage's gradients over its primaries, unit by unit, out of place."""
-        group = self._registry.get(stage_group(stage_number))
-        if stage_number in state.reduced_in and state.reduced_in[stage_number] is group:
-            return
+    def reduce(self, stage_number: int, arrangement: Arrangement, state: StepState) -> None:
+        """Sum a stage's gradients, unit by unit over its primaries, out of place.
+
+        All workers do so in one order of the units, wherever their pipelines are cut.
+        """
         stage = self._stages[stage_number]
         for unit in stage.units.values():
+            group = self._registry.get(primary_group(arrangement.stages_of(unit.name)))
+            if unit.name in state.reduced_in and state.reduced_in[unit.name] is group:
+                continue
             unit.reduced.copy_(unit.gradient)
             stage.sum_sequence_parallel(unit)
             if group is not None:
                 group.all_reduce(unit.reduced)
-        state.reduced_in[stage_number] = group
-        state.tied.discard(stage_number)
-        if stage.is_tied:
-            state.role_gradients[stage_number] = stage.tied_gradient().clone()
+            state.reduced_in[unit.name] = group
+            if unit.name == stage.tied_unit:
+                state.tied.discard(stage_number)
+                state.role_gradients[stage_number] = stage.tied_gradient().clone()
 
     def send_tie(self, stage_number: int, pipeline: PipelinePlan, state: StepState) -> None:
         """Send this role's reduced gradient to the worker of the other role."""
@@ -147,10 +151,17 @@ class Tail:
         self._scheduler.num_steps = counters.num_samples
         self._scheduler.step(0)
 
-    def commit(self, pipeline: PipelinePlan, state: StepState) -> None:
-        """Agree with all live workers that the step is applied, and learn the commit vector."""
+    def commit(self, pipeline: PipelinePlan, numbers: Sequence[int], state: StepState) -> None:
+        """Agree with all live workers that the step is applied, and learn the commit vector.
+
+        Args:
+            numbers: by microbatch of this pipeline, its number among all.
+        """
         group = self._registry.get(COMMIT_GROUP)
-        slots = [*self._contribution(pipeline, state), *self._verification.slots(state.step)]
+        slots = [
+            *self._contribution(pipeline, numbers, state),
+            *self._verification.slots(state.step),
+        ]
         vector = torch.tensor(slots, dtype=torch.float64)
 
         def collective() -> Sequence[float]:
@@ -191,17 +202,19 @@ class Tail:
         self._loss_scale.update(overflowed=not math.isfinite(norm))
         return vector
 
-    def gather(self, stage_number: int) -> None:
-        """Get from each primary of a stage the parameters that it has stepped.
+    def gather(self, stage_number: int, arrangement: Arrangement) -> None:
+        """Get the parameters of a stage from those that have stepped them, the units' primaries.
 
         It can be run again until the next step: nobody's own parameters change in it.
         """
-        group = self._registry.get(holder_group(stage_number))
-        assert group is not None, f"stage {stage_number} has one holder and more than one shard"
         for unit in self._stages[stage_number].units.values():
+            group = self._registry.get(holder_group(arrangement.stages_of(unit.name)))
+            assert group is not None, f"{unit.name} has one holder and more than one shard"
             group.share(unit.shards_of_parameters())
 
-    def _contribution(self, pipeline: PipelinePlan, state: StepState) -> list[float]:
+    def _contribution(
+        self, pipeline: PipelinePlan, numbers: Sequence[int], state: StepState
+    ) -> list[float]:
         """This worker's slots: pipeline 0 gives the units, each pipeline its losses."""
         own = [number for number, node in enumerate(pipeline.stages) if node == self._node]
         norms: dict[str, float] = {}
@@ -214,7 +227,7 @@ class Tail:
                 }
         has_losses = len(pipeline.stages) - 1 in own and self._tensor_rank == 0
         losses = state.losses if has_losses else {}
-        return self._layout.fill(norms, self._pipeline, losses)
+        return self._layout.fill(norms, {numbers[m]: loss for m, loss in losses.items()})
 
     def _send_once(self, peer: str, message: Message, tensor: Tensor, state: StepState) -> None:
         if (message, peer) not in state.sent:

@@ -31,8 +31,8 @@ class _Findings:
     verified: Plan | None = None
     """By which the copies had their holders."""
     differences: tuple[Difference, ...] = ()
-    mended: set[int] = field(default_factory=set)
-    """The stages of this worker that it has got since."""
+    mended: set[str] = field(default_factory=set)
+    """The units that this worker has got since."""
 
 
 class Verification:
@@ -40,7 +40,6 @@ class Verification:
 
     Args:
         stages: all that this worker holds.
-        stages_of_units: by unit the stage that it belongs to.
         every: in how many steps it is done once; 0 for never.
         shared: the pipelines share the optimizer's state.
     """
@@ -50,7 +49,6 @@ class Verification:
         worker: str,
         tensor_rank: int,
         stages: Mapping[int, Stage],
-        stages_of_units: Mapping[str, int],
         layout: DigestLayout,
         registry: GroupRegistry,
         events: EventLog,
@@ -60,7 +58,6 @@ class Verification:
         self._worker = worker
         self._tensor_rank = tensor_rank
         self._stages = stages
-        self._stages_of_units = stages_of_units
         self._layout = layout
         self._registry = registry
         self._events = events
@@ -97,9 +94,7 @@ class Verification:
         if not self.is_due(step):
             return
         assert self._plan is not None, f"step {step} was committed without a comparison"
-        differences = find_differences(
-            self._layout.read(slots), self._plan, self._stages_of_units, self._shared
-        )
+        differences = find_differences(self._layout.read(slots), self._plan, self._shared)
         self._findings = _Findings(step, self._plan, differences)
 
     @property
@@ -108,44 +103,61 @@ class Verification:
         return self._findings.differences
 
     def stages_to_mend(self, plan: Plan) -> tuple[int, ...]:
-        """The stages whose right state this worker is to give or get, under the plan in force."""
-        return tuple(mend.stage for mend in self._mends(plan))
+        """The stages of which this worker is to give or get some unit's right state, under the plan
+        in force."""
+        return tuple(sorted({self._stage_of(mend, plan) for mend in self._mends(plan)}))
 
     def members(self, stage: int, plan: Plan) -> tuple[str, ...]:
         """Who takes part in mending a stage, with whatever state."""
-        return next((mend.members for mend in self._mends(plan) if mend.stage == stage), ())
+        mends = (mend for mend in self._mends(plan) if self._stage_of(mend, plan) == stage)
+        return tuple(dict.fromkeys(worker for mend in mends for worker in mend.members))
 
     def mend(self, stage: int, plan: Plan) -> None:
-        """Give a stage's right state to who has another, or get it; it can be done again.
+        """Give the right state of a stage's units to who has another, or get it; it can be done
+        again.
+
+        All do so in one order of the units, wherever their pipelines are cut.
 
         Raises:
             PeerLost: another holder did not take part.
             TrainingError: nobody is left who has it, and what this worker has must not be used.
         """
-        mend = next(mend for mend in self._mends(plan) if mend.stage == stage)
+        for mend in self._mends(plan):
+            if self._stage_of(mend, plan) == stage:
+                self._mend_unit(mend, stage, plan)
+
+    def _mend_unit(self, mend: Mend, stage: int, plan: Plan) -> None:
         held = self._stages[stage]
         if mend.source is None:
-            self._refuse_unless_mended(mend)
+            self._refuse_unless_mended(mend, stage)
             return
-        name = f"mend/{self._findings.step}/{stage}/{mend.source}"
+        name = f"mend/{self._findings.step}/{mend.unit}/{mend.source}"
         self._registry.add(name, mend.members, plan.epoch)
         group = self._registry.get(name)
         assert group is not None, f"{name} has one member"
         if mend.source == self._worker:
-            group.share([pack(held, NO_COUNTERS)])
+            group.share([pack(held, NO_COUNTERS, mend.unit)])
             return
-        like = held.reduced
-        packed = torch.empty(num_bytes(held), dtype=torch.uint8, device=like.device)
+        size, device = num_bytes(held, mend.unit), held.reduced.device
+        packed = torch.empty(size, dtype=torch.uint8, device=device)
         group.share([packed])
-        unpack(held, packed)
-        self._findings.mended.add(stage)
-        step = self._findings.step
+        unpack(held, packed, mend.unit)
+        self._findings.mended.add(mend.unit)
         self._events.emit(
-            "mended", stage=stage, source_of_state=mend.source, step=step, epoch=plan.epoch
+            "mended",
+            unit=mend.unit,
+            stage=stage,
+            source_of_state=mend.source,
+            step=self._findings.step,
+            epoch=plan.epoch,
         )
 
+    def _stage_of(self, mend: Mend, plan: Plan) -> int:
+        """The stage of this worker's pipeline that a unit belongs to."""
+        return plan.pipelines[plan.pipeline_of(self._worker)].shape.stage_of(mend.unit)
+
     def _mends(self, plan: Plan) -> tuple[Mend, ...]:
-        """Those that this worker takes part in, by stage."""
+        """Those that this worker takes part in, in the order of the units."""
         found = self._findings
         if found.verified is None:
             return ()
@@ -153,13 +165,13 @@ class Verification:
         mends = plan_mends(own, found.verified, plan, self._shared)
         return tuple(mend for mend in mends if self._worker in mend.members)
 
-    def _refuse_unless_mended(self, mend: Mend) -> None:
-        if mend.stage in self._findings.mended:
+    def _refuse_unless_mended(self, mend: Mend, stage: int) -> None:
+        if mend.unit in self._findings.mended:
             return
-        found = [d for d in self.differences if d.stage == mend.stage]
-        units = ", ".join(dict.fromkeys(f"{d.copy.unit} ({d.copy.kind})" for d in found))
+        kinds = dict.fromkeys(d.copy.kind for d in self.differences if d.copy.unit == mend.unit)
+        what = f"{mend.unit} ({', '.join(kinds)})"
         raise TrainingError(
-            f"stage {mend.stage} on {node_of(self._worker)} differed in {units} before step "
+            f"stage {stage} on {node_of(self._worker)} differed in {what} before step "
             f"{self._findings.step} from a copy that is lost now, and is not to be trusted: start "
             "again from a checkpoint"
         )

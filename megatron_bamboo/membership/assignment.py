@@ -11,6 +11,7 @@ from typing import Any
 from megatron_bamboo.membership.leaving import RELEASED
 from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
 from megatron_bamboo.membership.workers import node_of
+from megatron_bamboo.planner.arrangement import PipelineShape
 from megatron_bamboo.planner.healing import stages_to_hold
 from megatron_bamboo.planner.plan import Plan
 
@@ -47,6 +48,8 @@ class Assignment:
         self.is_standby = worker not in self._plan.nodes
         self.pipeline = -1
         """The number of its pipeline, once ``stages()`` has said it."""
+        self.shape: PipelineShape | None = None
+        """What that pipeline is, likewise."""
         if self.is_standby:
             self._plan = None
 
@@ -55,9 +58,12 @@ class Assignment:
         if self._plan is None:
             called: dict[str, Any] = json.loads(self._await(called_key(node_of(self._worker))))
             self.pipeline = called["pipeline"]
+            self.shape = PipelineShape.from_fields(called["shape"])
             return tuple(called["stages"])
         self.pipeline = self._plan.pipeline_of(self._worker)
-        return stages_to_hold(self._plan.pipelines[self.pipeline], self._worker)
+        pipeline = self._plan.pipelines[self.pipeline]
+        self.shape = pipeline.shape
+        return stages_to_hold(pipeline, self._worker)
 
     def plan(self) -> Plan:
         """The plan to begin with; a standby says that it is ready, and waits until it is named."""

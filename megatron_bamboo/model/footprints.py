@@ -8,6 +8,7 @@ from megatron_bamboo.config import Layout, Options, ReplicaMemory, read_costs
 from megatron_bamboo.config.emulation import EMULATED, emulated_costs
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.model.shapes import message_bytes, stage_sizes
+from megatron_bamboo.planner.arrangement import PipelineShape
 from megatron_bamboo.schedule.footprint import Category, Footprint, footprint, held_by_device
 from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.link_load import mirrors_too_many
@@ -24,6 +25,8 @@ _MEGABYTE = 1e6
 class NodeFootprint:
     """What a worker needs that runs a stage from the start, and shadows another."""
 
+    pipeline: int
+    """The first one of this shape."""
     stage: int
     replica: int | None
     needs: Footprint
@@ -36,24 +39,29 @@ def predict(
     provider: ModelProvider,
     forward_step: ForwardStepFunc,
 ) -> tuple[NodeFootprint, ...]:
-    """By stage, what its worker needs in an undisturbed step.
+    """By pipeline and stage, what its worker needs in an undisturbed step.
+
+    Of pipelines that are alike only the first is there.
 
     Args:
         vocab: padded size of the vocabulary.
     """
-    sizes = stage_sizes(options, layout, vocab, provider, forward_step)
-    schedule = _schedule(options, layout)
     memory = options.bamboo.bamboo_replica_memory
     keeps, on_host = memory is not ReplicaMemory.RECOMPUTE, memory is ReplicaMemory.HOST
-    message = message_bytes(options, layout)
-    return tuple(
-        NodeFootprint(
-            stage,
-            next(iter(schedule.replicas_of(stage)), None),
-            footprint(schedule, stage, sizes, message, keeps, on_host),
+    message, nodes = message_bytes(options, layout), list[NodeFootprint]()
+    for number, shape in _different(layout):
+        sizes = stage_sizes(options, layout, shape, vocab, provider, forward_step)
+        schedule = _schedule(options, layout, shape)
+        nodes += (
+            NodeFootprint(
+                number,
+                stage,
+                next(iter(schedule.replicas_of(stage)), None),
+                footprint(schedule, stage, sizes, message, keeps, on_host),
+            )
+            for stage in range(shape.num_stages)
         )
-        for stage in range(layout.num_stages)
-    )
+    return tuple(nodes)
 
 
 def check_links(
@@ -70,34 +78,36 @@ def check_links(
         UserError: with how many they would carry.
     """
     bamboo, is_emulated = options.bamboo, options.model.transformer_impl == EMULATED
-    costs = emulated_costs(options.model, bamboo, layout) if is_emulated else read_costs(bamboo)
-    reason = mirrors_too_many(
-        _schedule(options, layout, with_tail=False),
-        costs,
-        stage_sizes(options, layout, vocab, provider, forward_step),
-        message_bytes(options, layout),
-        bandwidth * _MEGABYTE,
-    )
-    if reason is not None:
-        raise UserError(
-            f"--bamboo-mirror-gradients {bamboo.bamboo_mirror_gradients}: at {bandwidth:g} MB/s "
-            f"{reason}: give no more"
+    for _number, shape in _different(layout):
+        reason = mirrors_too_many(
+            _schedule(options, layout, shape, with_tail=False),
+            emulated_costs(options.model, bamboo, shape) if is_emulated else read_costs(bamboo),
+            stage_sizes(options, layout, shape, vocab, provider, forward_step),
+            message_bytes(options, layout),
+            bandwidth * _MEGABYTE,
         )
+        if reason is not None:
+            raise UserError(
+                f"--bamboo-mirror-gradients {bamboo.bamboo_mirror_gradients}: at {bandwidth:g} "
+                f"MB/s {reason}: give no more"
+            )
 
 
 def table(nodes: Sequence[NodeFootprint], options: Options) -> Iterator[str]:
     """What is needed, in Markdown: at the peak, and each category when it takes most."""
     on_host = options.bamboo.bamboo_replica_memory is ReplicaMemory.HOST
-    heads = ["stage", "replica of", *Category]
+    names = ["pipeline"] * _are_unlike(nodes)
+    heads = [*names, "stage", "replica of", *Category]
     yield "At the peak, in MB for each worker:"
     yield from _head([*heads, "together"])
     for node in nodes:
-        yield _row(node, node.needs.at_peak, held_by_device(node.needs.at_peak, on_host))
+        places = [str(node.pipeline)] * len(names)
+        yield _row(node, places, node.needs.at_peak, held_by_device(node.needs.at_peak, on_host))
     yield ""
     yield "Each when it takes most:"
     yield from _head(heads)
     for node in nodes:
-        yield _row(node, node.needs.largest)
+        yield _row(node, [str(node.pipeline)] * len(names), node.needs.largest)
     if on_host:
         yield ""
         yield "Redundant activations are in host memory, and not in what is together."
@@ -108,6 +118,7 @@ def to_json(nodes: Sequence[NodeFootprint]) -> str:
     return json.dumps(
         [
             {
+                "pipeline": node.pipeline,
                 "stage": node.stage,
                 "replica": node.replica,
                 "at_peak": dict(node.needs.at_peak),
@@ -119,9 +130,19 @@ def to_json(nodes: Sequence[NodeFootprint]) -> str:
     )
 
 
-def _schedule(options: Options, layout: Layout, with_tail: bool = True) -> Schedule:
+def _different(layout: Layout) -> Iterator[tuple[int, PipelineShape]]:
+    """The pipelines that are unlike all before them, and their numbers."""
+    pipelines = layout.arrangement.pipelines
+    for number, shape in enumerate(pipelines):
+        if shape not in pipelines[:number]:
+            yield number, shape
+
+
+def _schedule(
+    options: Options, layout: Layout, shape: PipelineShape, with_tail: bool = True
+) -> Schedule:
     bamboo = options.bamboo
-    compute = compute_schedule(layout.num_stages, layout.num_chunks, layout.num_microbatches)
+    compute = compute_schedule(shape.num_stages, shape.num_chunks, shape.num_microbatches)
     redundancy, mirrors = bamboo.bamboo_redundancy, bamboo.bamboo_mirror_gradients
     protected = add_redundancy(compute, redundancy, read_costs(bamboo), mirrors)
     if not with_tail:
@@ -135,7 +156,13 @@ def _head(names: Sequence[str]) -> Iterator[str]:
     yield f"|{' ---: |' * len(names)}"
 
 
-def _row(node: NodeFootprint, sizes: Mapping[Category, int], *more: int) -> str:
+def _are_unlike(nodes: Sequence[NodeFootprint]) -> bool:
+    return len({node.pipeline for node in nodes}) > 1
+
+
+def _row(
+    node: NodeFootprint, places: Sequence[str], sizes: Mapping[Category, int], *more: int
+) -> str:
     replica = "" if node.replica is None else str(node.replica)
     numbers = (f"{size / _MEGABYTE:,.1f}" for size in (*map(sizes.__getitem__, Category), *more))
-    return f"| {' | '.join([str(node.stage), replica, *numbers])} |"
+    return f"| {' | '.join([*places, str(node.stage), replica, *numbers])} |"

@@ -18,11 +18,12 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from megatron_bamboo.config import Layout, Options
+from megatron_bamboo.config import Options
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.model.config import building
 from megatron_bamboo.model.precision import LossScale, cast_ends
 from megatron_bamboo.model.randomness import DropoutSeeds, derive_seed
+from megatron_bamboo.planner.arrangement import PipelineShape
 from megatron_bamboo.script.args import dtype_of
 from megatron_bamboo.script.providers import ModelProvider
 
@@ -81,17 +82,13 @@ class Recipe:
         )
 
 
-def places_of_stage(stage: int, layout: Layout, num_layers: int) -> tuple[ChunkPlace, ...]:
-    """The chunks of one stage when the layers are cut into equal parts.
-
-    Chunk c of stage s is virtual stage c * stages + s, as in Megatron's interleaving.
-    """
-    num_virtual = layout.num_stages * layout.num_chunks
-    per_chunk = num_layers // num_virtual
-    virtual_stages = range(stage, num_virtual, layout.num_stages)
+def places_of_stage(stage: int, shape: PipelineShape) -> tuple[ChunkPlace, ...]:
+    """The chunks of one stage of a pipeline."""
+    last = shape.num_units - 1
     return tuple(
-        ChunkPlace(range(v * per_chunk, (v + 1) * per_chunk), v == 0, v == num_virtual - 1)
-        for v in virtual_stages
+        # The embedding is unit 0, and the head comes after the layers.
+        ChunkPlace(range(max(first, 1) - 1, min(past, last) - 1), first == 0, past > last)
+        for first, past in shape.spans_of(stage)
     )
 
 

@@ -1,4 +1,4 @@
-"""All of a stage's state as one flat tensor of bytes, to be sent to a new holder.
+"""All state of a stage, or of a unit, as one flat tensor of bytes, to be sent to another holder.
 
 Its length follows from the model alone, so a receiver knows what to expect. A checksum over the
 bytes is a part of it: what crosses a network and is kept for ever is not taken on trust.
@@ -32,26 +32,26 @@ NO_COUNTERS = Counters(0, torch.zeros(0, dtype=torch.float64))
 """For state that goes to one who has counted all along."""
 
 
-def num_bytes(stage: Stage) -> int:
-    """The length of a packed stage."""
+def num_bytes(stage: Stage, unit: str | None = None) -> int:
+    """The length of a packed stage, or of one unit of it."""
     make_moments(stage)
-    return _DIGEST_BYTES + 8 * _COUNTERS + sum(t.nbytes for t in _tensors(stage))
+    return _DIGEST_BYTES + 8 * _COUNTERS + sum(t.nbytes for t in _tensors(stage, unit))
 
 
-def pack(stage: Stage, counters: Counters) -> Tensor:
-    """A copy of a stage's state, one tensor of bytes on its device."""
+def pack(stage: Stage, counters: Counters, unit: str | None = None) -> Tensor:
+    """A copy of a stage's state, or of one unit's, one tensor of bytes on its device."""
     make_moments(stage)
     scales = counters.loss_scale.tolist()
     assert len(scales) <= _MOST_SCALES
     numbers = [counters.num_samples, len(scales), *scales, *[0] * (_MOST_SCALES - len(scales))]
     head = torch.tensor(numbers, dtype=torch.float64)
-    first = next(_tensors(stage))
-    body = torch.cat([_bytes_of(t.to(first.device)) for t in (head, *_tensors(stage))])
+    tensors = list(_tensors(stage, unit))
+    body = torch.cat([_bytes_of(t.to(tensors[0].device)) for t in (head, *tensors)])
     return torch.cat([_digest(body), body])
 
 
-def unpack(stage: Stage, packed: Tensor) -> Counters:
-    """Put packed state in place of a stage's own; what went with it.
+def unpack(stage: Stage, packed: Tensor, unit: str | None = None) -> Counters:
+    """Put packed state in place of a stage's own, or of one unit's; what went with it.
 
     Raises:
         ValueError: the bytes are not those that were packed.
@@ -60,18 +60,19 @@ def unpack(stage: Stage, packed: Tensor) -> Counters:
     digest, body = packed[:_DIGEST_BYTES], packed[_DIGEST_BYTES:]
     if not torch.equal(_digest(body), digest):
         raise ValueError(f"the state of stage {stage.number} came with another checksum")
-    sizes = [8 * _COUNTERS, *(tensor.nbytes for tensor in _tensors(stage))]
-    head, *parts = body.split(sizes)
+    tensors = list(_tensors(stage, unit))
+    head, *parts = body.split([8 * _COUNTERS, *(tensor.nbytes for tensor in tensors)])
     with torch.no_grad():
-        for tensor, part in zip(_tensors(stage), parts, strict=True):
+        for tensor, part in zip(tensors, parts, strict=True):
             _bytes_of(tensor).copy_(part)
     samples, length, *scales = head.cpu().clone().view(torch.float64).tolist()
     scale = torch.tensor(scales[: int(length)], dtype=torch.float64)
     return Counters(int(samples), scale)
 
 
-def _tensors(stage: Stage) -> Iterator[Tensor]:
-    return (tensor for _name, tensor in stage.state())
+def _tensors(stage: Stage, unit: str | None) -> Iterator[Tensor]:
+    state = stage.state() if unit is None else stage.state_of(unit)
+    return (tensor for _name, tensor in state)
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

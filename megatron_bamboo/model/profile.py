@@ -21,6 +21,7 @@ from megatron_bamboo.model.gpt import Recipe, prepare_process
 from megatron_bamboo.model.place import set_current_stage
 from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.model.stage import Stage, build_stage
+from megatron_bamboo.planner.arrangement import PipelineShape
 from megatron_bamboo.schedule.costs import Costs
 from megatron_bamboo.script.args import dtype_of
 from megatron_bamboo.script.providers import ForwardStepFunc, ModelProvider
@@ -43,9 +44,10 @@ def profile(
     prepare_process(groups)
     recipe = Recipe.of(options, provider, groups, DropoutSeeds(options.training.seed))
     forwards, backwards = [], []
-    for number in range(layout.num_stages):
-        stage = build_stage(number, layout, options.optimizer, recipe)
-        times = list(time_chunks(stage, options, layout, forward_step, vocab, repeats))
+    shape = layout.arrangement.pipelines[0]
+    for number in range(shape.num_stages):
+        stage = build_stage(number, shape, options.optimizer, recipe)
+        times = list(time_chunks(stage, options, shape, forward_step, vocab, repeats))
         forwards.append(tuple(forward for forward, _ in times))
         backwards.append(tuple(backward for _, backward in times))
     return Costs(forward=tuple(forwards), backward=tuple(backwards))
@@ -65,14 +67,14 @@ def table(costs: Costs) -> Iterator[str]:
 def time_chunks(
     stage: Stage,
     options: Options,
-    layout: Layout,
+    shape: PipelineShape,
     forward_step: ForwardStepFunc,
     vocab: int,
     repeats: int,
 ) -> Iterator[tuple[float, float]]:
     """By chunk of a stage the median seconds of its forward and of its backward."""
     for number, chunk in enumerate(stage.chunks):
-        set_current_stage(stage.number, number, layout.num_stages, layout.num_chunks)
+        set_current_stage(stage.number, number, shape.num_stages, shape.num_chunks)
         batch = made_up_batch(options, vocab, next(chunk.parameters()).device)
         times = [_time_passes(chunk, options, forward_step, batch) for _ in range(repeats + 1)]
         yield _medians(times[1:])

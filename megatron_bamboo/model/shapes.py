@@ -36,6 +36,7 @@ from megatron_bamboo.model.profile import made_up_batch
 from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.model.saved_storages import SavedStorages
 from megatron_bamboo.model.shard import Shard
+from megatron_bamboo.planner.arrangement import PipelineShape
 from megatron_bamboo.schedule.footprint import ChunkSizes, StageSizes
 from megatron_bamboo.script.args import dtype_of
 from megatron_bamboo.script.providers import ForwardStepFunc, ModelProvider
@@ -64,56 +65,45 @@ def message_bytes(options: Options, layout: Layout) -> int:
 def stage_sizes(
     options: Options,
     layout: Layout,
+    shape: PipelineShape,
     vocab: int,
     provider: ModelProvider,
     forward_step: ForwardStepFunc,
 ) -> tuple[StageSizes, ...]:
-    """The sizes of every stage, on a worker of the first tensor rank in the first pipeline.
+    """The sizes of every stage of a pipeline, on workers of the first tensor rank that have the
+    first shard of the optimizer's state.
 
     Args:
         vocab: padded size of the vocabulary.
     """
-    num_layers = options.model.num_layers
-    stages = [places_of_stage(number, layout, num_layers) for number in range(layout.num_stages)]
-    return sizes_of(stages, options, layout, vocab, provider, forward_step)
-
-
-def sizes_of(
-    stages: Sequence[Sequence[ChunkPlace]],
-    options: Options,
-    layout: Layout,
-    vocab: int,
-    provider: ModelProvider,
-    forward_step: ForwardStepFunc,
-) -> tuple[StageSizes, ...]:
-    """The same for any stages, each with the places of its chunks; the layout has their number."""
     groups = model_groups(_fake_group(layout.tensor_size))
     prepare_process(groups)
     recipe = Recipe.of(options, provider, groups, DropoutSeeds(options.training.seed))
     with FakeTensorMode(allow_non_fake_inputs=True), _one_generator(), _own_scratch():
         return tuple(
-            _sizes_of(number, places, options, layout, vocab, recipe, forward_step)
-            for number, places in enumerate(stages)
+            _sizes_of(number, options, layout, shape, vocab, recipe, forward_step)
+            for number in range(shape.num_stages)
         )
 
 
 def _sizes_of(
     number: int,
-    places: Sequence[ChunkPlace],
     options: Options,
     layout: Layout,
+    shape: PipelineShape,
     vocab: int,
     recipe: Recipe,
     forward_step: ForwardStepFunc,
 ) -> StageSizes:
+    places = places_of_stage(number, shape)
     chunks, units, tied = [], [], 0
     for index, place in enumerate(places):
-        set_current_stage(number, index, layout.num_stages, layout.num_chunks)
+        set_current_stage(number, index, shape.num_stages, shape.num_chunks)
         chunk = build_chunk(recipe, place)
-        if layout.num_chunks > 1:
+        if shape.num_chunks > 1:
             chunk.vp_stage = index
         own = [list(parts.parameters()) for parts in units_of(chunk, place).values()]
-        mirror = _FLOAT32 * sum(map(_count, own)) + _LOSS * layout.num_microbatches * place.is_last
+        mirror = _FLOAT32 * sum(map(_count, own)) + _LOSS * shape.num_microbatches * place.is_last
         saved = _saved_by_forward(chunk, place, options, layout, vocab, forward_step)
         chunks.append(ChunkSizes(saved, mirror))
         units += own

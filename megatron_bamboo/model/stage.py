@@ -32,7 +32,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from torch import Tensor, nn
 
-from megatron_bamboo.config import Layout, OptimizerOptions
+from megatron_bamboo.config import OptimizerOptions
 from megatron_bamboo.model.gpt import (
     ChunkPlace,
     Recipe,
@@ -43,6 +43,7 @@ from megatron_bamboo.model.gpt import (
 )
 from megatron_bamboo.model.place import set_current_stage
 from megatron_bamboo.model.shard import WHOLE, Piece, Shard, flatten, pieces_of, whole_pieces
+from megatron_bamboo.planner.arrangement import PipelineShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +123,12 @@ class Stage:
         self._tied = next(((place, w) for place, w in roles if w is not None), None)
 
     @property
-    def is_tied(self) -> bool:
-        """Whether a weight of this stage has a copy on another one."""
-        return self._tied is not None
+    def tied_unit(self) -> str | None:
+        """The unit with a weight that another stage has a copy of, if there is one."""
+        if self._tied is None:
+            return None
+        place, _weight = self._tied
+        return "embedding" if place.is_first else "head"
 
     def start_step(self) -> None:
         """Forget the gradients of the step before."""
@@ -151,9 +155,9 @@ class Stage:
 
     def tied_gradient(self) -> Tensor:
         """The part of the reduced gradient that belongs to the tied weight's copy here."""
-        assert self._tied is not None, f"stage {self.number} has no role of a tied weight"
-        place, weight = self._tied
-        return self.units["embedding" if place.is_first else "head"].reduced_part(weight)
+        unit = self.tied_unit
+        assert self._tied and unit, f"stage {self.number} has no role of a tied weight"
+        return self.units[unit].reduced_part(self._tied[1])
 
     def sum_sequence_parallel(self, unit: Unit) -> None:
         """Add up what each tensor rank has of the gradients of norms and biases, in ``reduced``.
@@ -203,17 +207,22 @@ class Stage:
         Of an optimizer's tensor that is not here whole, some elements: ``unit/parameter/kind@17``
         are those from the 17th on.
         """
-        for unit in self.units.values():
-            for name, parameter in unit.named_parameters():
-                yield f"{unit.name}/{name}/parameter", parameter.detach()
-            for piece in unit.pieces:
-                for kind, value in _optimizer_state(unit, piece):
-                    yield f"{unit.name}/{piece.name}/{kind}", value
+        for unit in self.units:
+            yield from self.state_of(unit)
+
+    def state_of(self, unit_name: str) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of one unit among these."""
+        unit = self.units[unit_name]
+        for name, parameter in unit.named_parameters():
+            yield f"{unit.name}/{name}/parameter", parameter.detach()
+        for piece in unit.pieces:
+            for kind, value in _optimizer_state(unit, piece):
+                yield f"{unit.name}/{piece.name}/{kind}", value
 
 
 def build_stage(
     number: int,
-    layout: Layout,
+    shape: PipelineShape,
     optimizer: OptimizerOptions,
     recipe: Recipe,
     shard: Shard = WHOLE,
@@ -221,14 +230,15 @@ def build_stage(
     """Build a stage with its initial weights, the same on every worker that holds it.
 
     Args:
+        shape: of the pipeline that it belongs to.
         shard: the part of each unit that this worker's optimizer has.
     """
     chunks = {}
-    for index, place in enumerate(places_of_stage(number, layout, recipe.num_layers)):
+    for index, place in enumerate(places_of_stage(number, shape)):
         # What a provider asks Megatron's global state for.
-        set_current_stage(number, index, layout.num_stages, layout.num_chunks)
+        set_current_stage(number, index, shape.num_stages, shape.num_chunks)
         chunk = chunks[place] = build_chunk(recipe, place)
-        if layout.num_chunks > 1:
+        if shape.num_chunks > 1:
             # What Megatron's users ask a chunk of an interleaved model for.
             chunk.vp_stage = index
     return Stage(number, chunks, optimizer, recipe, shard)

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from megatron_bamboo.agent.job import JOB_FILE, JobShape
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.planner.arrangement import unit_names
 
 STATE_FOLDER = "state"
 LOSSES_FILE = "losses.jsonl"
@@ -75,7 +76,7 @@ def _read_shape(folder: Path) -> JobShape:
         shape = JobShape.read(folder)
     except (UserError, ValueError, RecursionError, OSError):
         shape = None
-    numbers = (shape.num_stages, shape.tensor_size, shape.train_iters) if shape else (None,)
+    numbers = (shape.tensor_size, shape.train_iters) if shape else (None,)
     is_whole = all(type(number) is int and number >= 1 for number in numbers)
     if shape is None or not is_whole or type(shape.start_step) is not int:
         raise UserError(
@@ -85,7 +86,7 @@ def _read_shape(folder: Path) -> JobShape:
 
 
 def _check_whole(run: SavedRun, shape: JobShape) -> None:
-    """Refuse a run of which something is missing; after losses one holder a stage is enough."""
+    """Refuse a run of which something is missing; one holder of each unit is enough."""
     if lack := _lack(run, shape):
         raise UserError(f"{run.folder} is not whole: {lack}; compare runs that have finished")
 
@@ -94,12 +95,12 @@ def _lack(run: SavedRun, shape: JobShape) -> str | None:
     first, last = shape.start_step + 1, shape.train_iters
     if run.step != str(last):
         return f"its state is of step {run.step}, its last is {last}"
-    held = {(file.stage, part) for file in run.files for part in _parts(file, shape.tensor_size)}
-    for stage in range(shape.num_stages):
+    held = {unit for file in run.files for unit in _units(file, shape.tensor_size)}
+    for unit in unit_names(shape.arrangement.num_units):
         for rank in range(shape.tensor_size):
-            if (str(stage), rank) not in held:
+            if (unit, rank) not in held:
                 share = f" and tensor rank {rank}" if shape.tensor_size > 1 else ""
-                return f"{STATE_FOLDER} has no file of stage {stage}{share}"
+                return f"{STATE_FOLDER} has no file with unit {unit}{share}"
     for step in range(first, last + 1):
         if step not in run.losses:
             return f"{LOSSES_FILE} lacks step {step} of {last}"
@@ -109,12 +110,13 @@ def _lack(run: SavedRun, shape: JobShape) -> str | None:
     return None
 
 
-def _parts(file: StateFile, tensor_size: int) -> set[int]:
-    """The tensor ranks whose share of the layers a file holds."""
+def _units(file: StateFile, tensor_size: int) -> set[tuple[str, int]]:
+    """The units that a file holds, and the tensor ranks whose share it is."""
+    heads = {tuple(name.split("/")[:2]) for name in file.names}
     if tensor_size == 1:
-        return {0} if file.names else set()
-    heads = {name.partition("/")[0] for name in file.names}
-    return {rank for rank in range(tensor_size) if f"tensor{rank}" in heads}
+        return {(unit, 0) for unit, *_ in heads}
+    ranks = {f"tensor{rank}": rank for rank in range(tensor_size)}
+    return {(unit, ranks[first]) for first, unit in heads if first in ranks}
 
 
 def _open_file(path: Path) -> StateFile:

@@ -3,7 +3,8 @@
 Two nodes may both reach the coordinator and not each other. Then somebody waits in vain, and with
 it by and by everybody. Who waits for what another has long sent is at the end of a broken link; so
 is somebody in a collective that all have entered and that does not end. A wait for who still works,
-or waits itself for a third, shows nothing: it may rightly take as long as a takeover does.
+or waits itself for a third, shows nothing: it may rightly take as long as a takeover does. Neither
+does a wait in what is done unit by unit in several groups: it does not say in which.
 """
 
 from collections import Counter
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from megatron_bamboo.membership.waits import Wait
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.planner.plan import Plan
-from megatron_bamboo.schedule.actions import GATHER_OPS, RECEIVE_OPS, Action, Op
+from megatron_bamboo.schedule.actions import GATHER_OPS, MEND_OPS, RECEIVE_OPS, Action, Op
 from megatron_bamboo.schedule.tail import gather_turn
 
 _MESSAGES = RECEIVE_OPS | {Op.TIE, Op.RECV_REFRESH, Op.RECV_STATE}
@@ -22,6 +23,8 @@ _TURNS = {
     **{Op.REDUCE: 1, Op.TIE: 2, Op.RECV_REFRESH: 2, Op.RECV_STATE: 2, Op.COMMIT: 3},
     **{Op.GATHER: 4, Op.RGATHER: 4, Op.MEND: 5, Op.RMEND: 5},
 }
+# Mends have groups of their own; the others have several for a stage if pipelines are cut apart.
+_BY_UNIT = GATHER_OPS | {Op.REDUCE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,10 @@ def broken_links(
     """
     known = _with_places(waits, len(plan.pipelines[0].stages))
     found: dict[tuple[str, ...], BrokenLink] = {}
+    several = MEND_OPS if plan.arrangement.is_cut_alike else _BY_UNIT
     for wait, place in known.values():
+        if place.op in several:
+            continue
         judge = _judge_message if place.op in _MESSAGES else _judge_collective
         where = f"{wait.action} of step {wait.step}, epoch {plan.epoch}"
         for link in judge(wait, known, least_seconds, where):

@@ -9,10 +9,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any, Self
 
 from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.membership.workers import worker_name
+from megatron_bamboo.planner.arrangement import Arrangement, PipelineShape
 
 
 class NoHolder(Exception):
@@ -36,6 +38,8 @@ class PipelinePlan:
     replicas: tuple[str | None, ...]
     ranks: tuple[str, ...]
     """The nodes as they started: a node's index here is its pipeline rank for its whole life."""
+    shape: PipelineShape
+    """What each stage holds, and how much work there is."""
 
     def rank_of(self, node: str) -> int:
         """The pipeline rank of a node of this pipeline, dead or alive."""
@@ -48,6 +52,12 @@ class PipelinePlan:
     def replica_ranks(self) -> tuple[int | None, ...]:
         """By stage the rank that holds its replica, as the schedule wants it."""
         return tuple(None if node is None else self.rank_of(node) for node in self.replicas)
+
+    @classmethod
+    def from_fields(cls, values: Mapping[str, Any]) -> Self:
+        """The pipeline whose fields JSON has kept."""
+        named = {name: tuple(values[name]) for name in ("stages", "replicas", "ranks")}
+        return cls(**named, shape=PipelineShape.from_fields(values["shape"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +96,6 @@ class Plan:
 
     epoch: int
     pipelines: tuple[PipelinePlan, ...]
-    microbatches: tuple[int, ...]
     lost: tuple[str, ...]
     """The nodes lost in the change to this epoch, not those lost before."""
     decision: StepDecision | None
@@ -117,6 +126,11 @@ class Plan:
         """The nodes that a decision has let go: those of a change that is made."""
         made = self.change is not None and self.change.is_made(decision)
         return self.let_go if made else ()
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """What the pipelines are, whoever runs them."""
+        return Arrangement(tuple(pipeline.shape for pipeline in self.pipelines))
 
     @property
     def reporter(self) -> str:
@@ -150,7 +164,8 @@ class Plan:
             return worker_name(node, tensor_rank, tensor_size)
 
         def named(pipe: PipelinePlan) -> PipelinePlan:
-            return PipelinePlan(
+            return replace(
+                pipe,
                 stages=tuple(map(name, pipe.stages)),
                 replicas=tuple(None if n is None else name(n) for n in pipe.replicas),
                 ranks=tuple(map(name, pipe.ranks)),
@@ -183,8 +198,7 @@ class Plan:
         change = values.pop("change")
         return cls(
             epoch=int(values.pop("epoch")),
-            pipelines=tuple(_pipeline(fields) for fields in values.pop("pipelines")),
-            microbatches=tuple(values.pop("microbatches")),
+            pipelines=tuple(map(PipelinePlan.from_fields, values.pop("pipelines"))),
             lost=tuple(values.pop("lost")),
             decision=None if decision is None else StepDecision.from_fields(decision),
             change=None if change is None else _change(change),
@@ -197,23 +211,22 @@ def plan_digest(published: bytes) -> str:
     return hashlib.blake2b(published, digest_size=8).hexdigest()
 
 
-def initial_plan(
-    nodes: Sequence[str], num_stages: int, microbatches_per_pipeline: int, redundancy: str
-) -> Plan:
+def initial_plan(nodes: Sequence[str], arrangement: Arrangement, redundancy: str) -> Plan:
     """Plan 0: the nodes pipeline by pipeline, each stage's replica on its predecessor's node."""
-    if len(nodes) % num_stages or not nodes:
+    if len(nodes) != arrangement.num_nodes:
+        sizes = [pipeline.num_stages for pipeline in arrangement.pipelines]
         raise ValueError(
-            f"{len(nodes)} nodes do not make whole pipelines of {num_stages} stages: "
-            f"start a multiple of {num_stages}"
+            f"{len(nodes)} nodes do not make whole pipelines of {' and '.join(map(str, sizes))} "
+            f"stages: start {arrangement.num_nodes}"
         )
     if len(set(nodes)) != len(nodes):
         raise ValueError(f"each node is named once, got {', '.join(nodes)}")
+    left = iter(nodes)
     pipelines = tuple(
-        _initial_pipeline(tuple(nodes[first : first + num_stages]), redundancy)
-        for first in range(0, len(nodes), num_stages)
+        _initial_pipeline(tuple(islice(left, shape.num_stages)), shape, redundancy)
+        for shape in arrangement.pipelines
     )
-    microbatches = (microbatches_per_pipeline,) * len(pipelines)
-    return Plan(0, pipelines, microbatches, lost=(), decision=None, reason="start")
+    return Plan(0, pipelines, lost=(), decision=None, reason="start")
 
 
 def plan_after_loss(plan: Plan, lost: Set[str], decision: StepDecision | None) -> Plan:
@@ -289,11 +302,13 @@ def _what_is_left(
     return Change(change.step, kept, arranged)
 
 
-def _initial_pipeline(nodes: tuple[str, ...], redundancy: str) -> PipelinePlan:
+def _initial_pipeline(
+    nodes: tuple[str, ...], shape: PipelineShape, redundancy: str
+) -> PipelinePlan:
     replicas: tuple[str | None, ...] = (None,) * len(nodes)
     if redundancy != "none" and len(nodes) > 1:
         replicas = tuple(nodes[stage - 1] for stage in range(len(nodes)))
-    return PipelinePlan(stages=nodes, replicas=replicas, ranks=nodes)
+    return PipelinePlan(stages=nodes, replicas=replicas, ranks=nodes, shape=shape)
 
 
 def _taker(number: int, stage: int, pipeline: PipelinePlan, lost: Set[str]) -> str:
@@ -309,9 +324,5 @@ def _change(values: Mapping[str, Any]) -> Change:
     return Change(
         step=int(values["step"]),
         transfers=tuple(Transfer(**fields) for fields in values["transfers"]),
-        pipelines=tuple(map(_pipeline, values["pipelines"])),
+        pipelines=tuple(map(PipelinePlan.from_fields, values["pipelines"])),
     )
-
-
-def _pipeline(values: Mapping[str, Any]) -> PipelinePlan:
-    return PipelinePlan(**{name: tuple(nodes) for name, nodes in values.items()})

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from megatron_bamboo.membership.workers import node_of
+from megatron_bamboo.planner.arrangement import unit_names
 from megatron_bamboo.planner.plan import PipelinePlan, Plan
 
 
@@ -65,9 +66,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Mend:
-    """Holders of a stage get its state from one whose copy is right."""
+    """Holders of a unit get its state from one whose copy is right."""
 
-    stage: int
+    unit: str
     source: str | None
     """None where nobody is left who has it."""
     targets: tuple[str, ...]
@@ -79,13 +80,12 @@ class Mend:
 
 
 def find_differences(
-    digests: Mapping[Copy, int], plan: Plan, stages: Mapping[str, int], shared: bool
+    digests: Mapping[Copy, int], plan: Plan, shared: bool
 ) -> tuple[Difference, ...]:
     """The copies that differ from what counts, by unit.
 
     Args:
         plan: by which the copies had their holders.
-        stages: by unit the stage that it belongs to.
         shared: the pipelines share the optimizer's state.
     """
     rivals: dict[tuple[object, ...], list[Copy]] = {}
@@ -93,18 +93,17 @@ def find_differences(
         apart = copy.pipeline if shared and copy.kind is Kind.OPTIMIZER else None
         rivals.setdefault((copy.unit, copy.tensor_rank, copy.kind, apart), []).append(copy)
     return tuple(
-        difference
-        for copies in rivals.values()
-        for difference in _among(copies, digests, plan, stages)
+        difference for copies in rivals.values() for difference in _among(copies, digests, plan)
     )
 
 
 def plan_mends(
     differences: Sequence[Difference], verified: Plan, now: Plan, shared: bool
 ) -> tuple[Mend, ...]:
-    """Who gives the state of each stage that differs to whom; all by one tensor rank's workers.
+    """Who gives the state of each unit that differs to whom, in the order of the units; all
+    by one tensor rank's workers.
 
-    Whoever holds such a stage now and was not found right gets it: a shadow that has taken it over
+    Whoever holds such a unit now and was not found right gets it: a shadow that has taken it over
     too, and a worker that was given it in the very step in which they were compared.
 
     Args:
@@ -112,44 +111,44 @@ def plan_mends(
         now: the plan in force after the step.
         shared: the pipelines share the optimizer's state.
     """
-    mends = []
-    for stage in sorted({difference.stage for difference in differences}):
-        wrong = {d.worker for d in differences if d.stage == stage}
-        right = {worker for pipe in verified.pipelines for worker in _holders(pipe, stage)} - wrong
-        by_pipeline = [_holders(pipeline, stage) for pipeline in now.pipelines]
+    mends, found = [], {difference.copy.unit for difference in differences}
+    for unit in filter(found.__contains__, unit_names(now.arrangement.num_units)):
+        wrong = {d.worker for d in differences if d.copy.unit == unit}
+        right = {worker for pipe in verified.pipelines for worker in _holders(pipe, unit)} - wrong
+        by_pipeline = [_holders(pipeline, unit) for pipeline in now.pipelines]
         groups = by_pipeline if shared else [sum(by_pipeline, ())]
-        mends += [mend for holders in groups for mend in _mends(stage, holders, right)]
+        mends += [mend for holders in groups for mend in _mends(unit, holders, right)]
     return tuple(mends)
 
 
-def _among(
-    copies: Sequence[Copy], digests: Mapping[Copy, int], plan: Plan, stages: Mapping[str, int]
-) -> Iterator[Difference]:
+def _among(copies: Sequence[Copy], digests: Mapping[Copy, int], plan: Plan) -> Iterator[Difference]:
     """Of copies that must be equal, those that are not."""
     votes = Counter(digests[copy] for copy in copies)
     counting, most = votes.most_common(1)[0]  # of equally many the one that was met first
     is_certain = list(votes.values()).count(most) == 1
-    stage = stages[copies[0].unit]
-    agreeing = tuple(_holder(c, plan, stage) for c in copies if digests[c] == counting)
+    agreeing = tuple(_holder(c, plan) for c in copies if digests[c] == counting)
     for copy in copies:
         if digests[copy] != counting:
-            yield Difference(copy, stage, _holder(copy, plan, stage), agreeing, is_certain)
+            stage = plan.pipelines[copy.pipeline].shape.stage_of(copy.unit)
+            yield Difference(copy, stage, _holder(copy, plan), agreeing, is_certain)
 
 
-def _holder(copy: Copy, plan: Plan, stage: int) -> str:
+def _holder(copy: Copy, plan: Plan) -> str:
     pipeline = plan.pipelines[copy.pipeline]
+    stage = pipeline.shape.stage_of(copy.unit)
     holder = pipeline.replicas[stage] if copy.is_replica else pipeline.stages[stage]
     assert holder is not None, f"{copy} has no holder in epoch {plan.epoch}"
     return holder
 
 
-def _holders(pipeline: PipelinePlan, stage: int) -> tuple[str, ...]:
+def _holders(pipeline: PipelinePlan, unit: str) -> tuple[str, ...]:
+    stage = pipeline.shape.stage_of(unit)
     pair = (pipeline.stages[stage], pipeline.replicas[stage])
     return tuple(worker for worker in pair if worker is not None)
 
 
-def _mends(stage: int, holders: Sequence[str], right: Set[str]) -> Iterator[Mend]:
+def _mends(unit: str, holders: Sequence[str], right: Set[str]) -> Iterator[Mend]:
     targets = tuple(worker for worker in holders if worker not in right)
     if targets:
         source = next((worker for worker in holders if worker in right), None)
-        yield Mend(stage, source, targets)
+        yield Mend(unit, source, targets)

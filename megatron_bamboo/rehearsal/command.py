@@ -138,7 +138,7 @@ class Campaign:
                 raise UserError("the training fails without any fault:\n" + "\n".join(found))
             (folder / "complete").touch()
         shape = JobShape.read(folder / "job")
-        if shape.num_stages == 1:
+        if any(pipeline.num_stages == 1 for pipeline in shape.arrangement.pipelines):
             raise UserError("a pipeline of one stage has no shadows: there is nothing to rehearse")
         return shape
 

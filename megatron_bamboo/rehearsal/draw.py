@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 
 from megatron_bamboo.agent.job import Injection, JobShape, WriteFault
 from megatron_bamboo.membership.lives import next_life
@@ -74,10 +75,10 @@ class _Draw:
         self._lot = lot
         # So that all kinds come equally often, whatever the seed.
         self._next_kind = number * lottery.per_run
-        size, num_pipelines = lottery.shape.num_stages, lottery.shape.num_pipelines
-        names = [f"node{n}" for n in range(size * num_pipelines + lottery.num_standbys)]
-        self._pipelines = [names[p * size : (p + 1) * size] for p in range(num_pipelines)]
-        self._waiting = names[size * num_pipelines :]
+        arrangement = lottery.shape.arrangement
+        names = iter(f"node{n}" for n in range(arrangement.num_nodes + lottery.num_standbys))
+        self._pipelines = [list(islice(names, p.num_stages)) for p in arrangement.pipelines]
+        self._waiting = list(names)
         """The standbys, in the order in which they take places."""
         self._recent: list[str] = []
         """Lost since the job was whole, as far as can be known."""
@@ -135,7 +136,8 @@ class _Draw:
         return True
 
     def _injection(self, node: str, how: How) -> Injection:
-        shape = self._lottery.shape
+        number = self._pipelines.index(self._pipeline_of(node))
+        shape = self._lottery.shape.arrangement.pipelines[number]
         # About as many actions as a worker has in a step.
         actions = 4 * shape.num_microbatches * shape.num_chunks + 4
         return Injection(node, Fault(self._step, Nth(self._lot.randint(1, actions)), how))

@@ -52,7 +52,7 @@ def work_complaints(events: Events, shape: JobShape) -> list[str]:
     found = []
     for tensor_rank in range(shape.tensor_size):
         own = _OfRank(events, tensor_rank, shape.tensor_size)
-        for number in range(shape.num_pipelines):
+        for number in range(len(shape.arrangement.pipelines)):
             pipeline = _Pipeline(shape, number)
             moved, changed = own.moved.get(number, []), _changes(number, events.of("changed"))
             # A shadow may have taken over before it began any step.
@@ -88,12 +88,14 @@ class _Pipeline:
     """What one pipeline has to do, from step to step."""
 
     def __init__(self, shape: JobShape, number: int) -> None:
-        self._sizes = (shape.num_stages, shape.num_chunks, shape.num_microbatches)
+        pipelines = shape.arrangement.pipelines
+        own = pipelines[number]
+        self._sizes = (own.num_stages, own.num_chunks, own.num_microbatches)
         self._redundancy = Redundancy(shape.redundancy)
         self._costs = shape.known_costs()
         self._num_mirrors = shape.num_mirrors
-        first = number * shape.num_stages
-        self._ranks = [f"node{first + stage}" for stage in range(shape.num_stages)]
+        first = sum(pipeline.num_stages for pipeline in pipelines[:number])
+        self._ranks = [f"node{first + stage}" for stage in range(own.num_stages)]
         self._schedule = lower(
             add_redundancy(
                 compute_schedule(*self._sizes), self._redundancy, self._costs, shape.num_mirrors
@@ -175,11 +177,11 @@ class _Pipeline:
 
 def _changes(pipeline: int, events: Iterable[Event]) -> list[Changed]:
     """What the coordinator said that it had changed."""
-    return [Changed(e["step"], **_as_tuples(e["pipelines"][pipeline])) for e in events]
+    return [Changed(e["step"], **_arranged(e["pipelines"][pipeline])) for e in events]
 
 
-def _as_tuples(fields: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    return {name: tuple(values) for name, values in fields.items()}
+def _arranged(fields: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    return {name: tuple(fields[name]) for name in ("ranks", "stages", "replicas")}
 
 
 def _work_by_step(events: Iterable[Event]) -> Mapping[tuple[int, int], Work]:

@@ -46,10 +46,14 @@ def tail_program(
     sharded: bool = False,
     moves: Sequence[Move] = (),
     verifies: bool = False,
+    cut_alike: bool = True,
 ) -> Program:
     """The tail of one rank.
 
     Where state moves in this step, its new holders get the final gradients as replicas do.
+
+    Args:
+        cut_alike: all pipelines are cut into the same stages.
     """
     stages = schedule.stages_of(rank)
     joining = [move.stage for move in moves if move.target == rank]
@@ -62,7 +66,7 @@ def tail_program(
     ties = _tie_actions(schedule, rank) if tie else []
     verify = [_tail(rank, Op.VERIFY)] * verifies
     end = [*verify, _tail(rank, Op.COMMIT), _tail(rank, Op.STEP)]
-    gathers = gather_program(schedule, rank) if sharded else ()
+    gathers = gather_program(schedule, rank, cut_alike) if sharded else ()
     return (*reduces, *ties, *sends, *states, *receives, *end, *gathers)
 
 
@@ -72,23 +76,25 @@ def state_sends(rank: int, moves: Sequence[Move]) -> Program:
     return tuple(_tail(stage, Op.SEND_STATE) for stage in sorted(stages))
 
 
-def gather_program(schedule: Schedule, rank: int) -> Program:
+def gather_program(schedule: Schedule, rank: int, cut_alike: bool = True) -> Program:
     """What one rank gathers after a step: the parameters of all that it holds."""
     held = (*schedule.stages_of(rank), *schedule.replicas_of(rank))
     return tuple(
         _tail(stage, Op.GATHER if schedule.placement[stage] == rank else Op.RGATHER)
-        for stage in sorted(held, key=lambda stage: gather_turn(stage, schedule.num_stages))
+        for stage in _in_turn(held, schedule, cut_alike)
     )
 
 
-def mend_program(schedule: Schedule, rank: int, stages: Collection[int]) -> Program:
+def mend_program(
+    schedule: Schedule, rank: int, stages: Collection[int], cut_alike: bool = True
+) -> Program:
     """A rank's part in giving some stages' right state to who has another, after all gathers.
 
     In the order of gathers, so that it cannot deadlock either.
     """
     return tuple(
         _tail(stage, Op.MEND if schedule.placement[stage] == rank else Op.RMEND)
-        for stage in sorted(stages, key=lambda stage: gather_turn(stage, schedule.num_stages))
+        for stage in _in_turn(stages, schedule, cut_alike)
     )
 
 
@@ -98,13 +104,21 @@ def tied_pair(schedule: Schedule, stage: int) -> int:
 
 
 def gather_turn(stage: int, num_stages: int) -> tuple[int, int]:
-    """The place of a stage in the order in which all workers gather.
+    """The place of a stage in the order in which all workers gather, if they are cut alike.
 
     A worker holds two stages next to each other. In ascending order each would wait for the one
     before it, all around; like this a gather waits for one other, and for two at the ring's end.
     """
     closes_odd_ring = num_stages % 2 == 1 and stage == num_stages - 1
     return (2 if closes_odd_ring else stage % 2, stage)
+
+
+def _in_turn(stages: Collection[int], schedule: Schedule, cut_alike: bool) -> list[int]:
+    """Stages in the order in which their units are gathered: of pipelines that are cut apart only
+    the order of the units is the same."""
+    if not cut_alike:
+        return sorted(stages)
+    return sorted(stages, key=lambda stage: gather_turn(stage, schedule.num_stages))
 
 
 def _tie_actions(schedule: Schedule, rank: int) -> list[Action]:

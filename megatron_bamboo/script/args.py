@@ -83,8 +83,9 @@ def make_args(
     """
     groups = [getattr(options, field.name) for field in fields(options)]
     values = {field.name: getattr(group, field.name) for group in groups for field in fields(group)}
-    chunks = layout.num_chunks if layout.num_chunks > 1 else None
-    stages = layout.num_stages
+    pipelines = layout.arrangement.pipelines
+    chunks = pipelines[0].num_chunks
+    stages = max(pipeline.num_stages for pipeline in pipelines)
     values |= {
         "params_dtype": dtype_of(options.precision),
         "ffn_hidden_size": options.model.feed_forward_size,
@@ -93,10 +94,10 @@ def make_args(
         "padded_vocab_size": padded_vocab_size(
             vocab_size, options.model.make_vocab_size_divisible_by, layout.tensor_size
         ),
-        "virtual_pipeline_model_parallel_size": chunks,
+        "virtual_pipeline_model_parallel_size": chunks if chunks > 1 else None,
         "transformer_pipeline_model_parallel_size": stages,
-        "data_parallel_size": layout.num_pipelines,
-        "world_size": stages * layout.num_pipelines * layout.tensor_size,
+        "data_parallel_size": len(pipelines),
+        "world_size": layout.arrangement.num_nodes * layout.tensor_size,
         "encoder_num_layers": options.model.num_layers,
         "encoder_seq_length": options.data.seq_length,
     }

@@ -133,7 +133,4 @@ def _protection(
 
 
 def _pipelines(event: Mapping[str, Any]) -> tuple[PipelinePlan, ...]:
-    return tuple(
-        PipelinePlan(**{name: tuple(nodes) for name, nodes in fields.items()})
-        for fields in event["pipelines"]
-    )
+    return tuple(map(PipelinePlan.from_fields, event["pipelines"]))

@@ -17,6 +17,7 @@ from megatron_bamboo.membership.place import Place
 from megatron_bamboo.membership.raised import Raised, tell_raised
 from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
 from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.rehearsal.fault import Fault
 
@@ -50,9 +51,7 @@ def prepare(options: argparse.Namespace) -> int:
             (Path(os.environ["BAMBOO_JOB_DIR"]) / "preparing").write_text(str(os.getpid()))
             time.sleep(60)
     shape = JobShape(
-        options.stages,
-        options.pipelines,
-        2,
+        equal_pipelines(options.stages, options.pipelines, 2),
         options.redundancy,
         options.iters,
         16,

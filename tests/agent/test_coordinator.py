@@ -19,6 +19,7 @@ from megatron_bamboo.membership.decision import FENCED_VALUE, Record, StepReport
 from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Change, Nowhere, Said, Table
 from megatron_bamboo.membership.waits import Sent, Wait, Waiting
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.plan import NoHolder, Plan
 
 NODES = tuple(f"node{number}" for number in range(4))
@@ -59,7 +60,7 @@ class Cluster:
     """A coordinator, and nodes that do what a test says."""
 
     def __init__(self, tmp_path: Path, deadlines: Deadlines) -> None:
-        shape = JobShape(4, 1, 2, "lazy", train_iters=9, global_batch_size=2)
+        shape = JobShape(equal_pipelines(4, 1, 2), "lazy", train_iters=9, global_batch_size=2)
         self.memory = Memory()
         self.table = Table(self.memory)
         spec = JobSpec(NODES, shape, tmp_path, deadlines=deadlines)

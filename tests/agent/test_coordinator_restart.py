@@ -16,12 +16,13 @@ from megatron_bamboo.agent.telling import Announcer
 from megatron_bamboo.membership.decision import Record, StepReport
 from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Change, Nowhere, Said, Table
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.plan import Plan
 
 VECTOR = ((2.5).hex(),)
 LAST_STEP = 6
 NODES, STANDBY = tuple(f"node{number}" for number in range(4)), "node4"
-SHAPE = JobShape(4, 1, 2, "lazy", train_iters=LAST_STEP, global_batch_size=2)
+SHAPE = JobShape(equal_pipelines(4, 1, 2), "lazy", train_iters=LAST_STEP, global_batch_size=2)
 SPEC = JobSpec(NODES, SHAPE, Path("/nowhere"), standbys=(STANDBY,))
 LOSSES = {2: "node2", 4: "node0"}
 """By step the node that is lost in it: first with a standby to take its place, then without."""

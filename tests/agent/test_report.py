@@ -10,8 +10,9 @@ from megatron_bamboo.agent.report import Reporter, iteration_line
 from megatron_bamboo.agent.telling import Teller
 from megatron_bamboo.membership.decision import StepReport
 from megatron_bamboo.membership.table import Change, Nowhere, Said, Table
+from megatron_bamboo.planner.arrangement import equal_pipelines
 
-SHAPE = JobShape(4, 2, 8, "lazy", train_iters=20, global_batch_size=16)
+SHAPE = JobShape(equal_pipelines(4, 2, 8), "lazy", train_iters=20, global_batch_size=16)
 NOW = datetime(2026, 11, 29, 17, 0, 0)
 REPORT = StepReport(7, 0, (7.123456).hex(), 1e-3, (3.21).hex(), 112, 0.312, ())
 

@@ -15,10 +15,11 @@ from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.run_job import run_job
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.observe.events import read_events
+from megatron_bamboo.planner.arrangement import equal_pipelines
 
 pytestmark = pytest.mark.multiprocess
 
-SHAPE = JobShape(3, 2, 2, "lazy", train_iters=3, global_batch_size=16)
+SHAPE = JobShape(equal_pipelines(3, 2, 2), "lazy", train_iters=3, global_batch_size=16)
 NODES = tuple(f"node{number}" for number in range(6))
 
 
@@ -64,7 +65,7 @@ def test_an_injection_that_cannot_be_reached_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_stage_without_holder_ends_the_job(tmp_path: Path) -> None:
-    shape = JobShape(3, 2, 2, "none", 3, 16)
+    shape = JobShape(equal_pipelines(3, 2, 2), "none", 3, 16)
     outcome, _ = run(JobSpec(NODES, shape, tmp_path, (Injection.parse("node5@iter2:2.0B1"),)))
     assert (outcome.status, outcome.lost[0][0]) == (Status.NO_HOLDER, "node5")
     assert "pipeline 1: stage 2" in outcome.message

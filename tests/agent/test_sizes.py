@@ -7,8 +7,9 @@ import pytest
 from megatron_bamboo.agent.job import Deadlines, JobShape
 from megatron_bamboo.agent.sizes import check_order
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.planner.arrangement import equal_pipelines
 
-SHAPE = JobShape(3, 1, 4, "lazy", train_iters=5, global_batch_size=4)
+SHAPE = JobShape(equal_pipelines(3, 1, 4), "lazy", train_iters=5, global_batch_size=4)
 
 
 def test_what_is_so_by_default_is_in_order() -> None:

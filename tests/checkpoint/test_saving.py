@@ -20,11 +20,12 @@ from megatron_bamboo.checkpoint.folder import TRACKER, read_tracker
 from megatron_bamboo.checkpoint.moments import BeforeMoment, SaveMoment
 from megatron_bamboo.checkpoint.saving import Saved, Saver, SaverParts
 from megatron_bamboo.membership.store_client import StoreClient
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 
 LEAD, OTHER, NO_WRITER = "node0", "node3", "node1"
 STEP = 5
-PLAN = initial_plan(["node0", "node1", "node2", "node3"], 2, 4, "lazy")
+PLAN = initial_plan(["node0", "node1", "node2", "node3"], equal_pipelines(2, 2, 4), "lazy")
 Hooks = dict[str, Callable[[SaveMoment], None]]
 
 

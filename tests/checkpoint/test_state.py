@@ -37,7 +37,7 @@ STEP = 3
 
 def trained(gpt: Gpt, shard: Shard = WHOLE) -> list[Stage]:
     """Stages after some steps, in which each gradient was the parameter itself."""
-    stages = [gpt.trained_stage(number, shard) for number in range(gpt.layout.num_stages)]
+    stages = [gpt.trained_stage(number, shard) for number in range(gpt.shape.num_stages)]
     for _ in range(STEP):
         for stage in stages:
             for unit in stage.units.values():
@@ -68,7 +68,7 @@ def test_any_cut_goes_on_from_any_other(
 ) -> None:
     assert save(trained(gpt(f"{KINDS[kind]} {CUTS[before]}")), tmp_path / "save") == ["writes"]
     other = gpt(f"{KINDS[kind]} {CUTS[after]}")
-    loaded = [other.stage(number) for number in range(other.layout.num_stages)]
+    loaded = [other.stage(number) for number in range(other.shape.num_stages)]
     for stage in loaded:  # each by itself, as a worker that holds no other
         load_stage(stage, str(tmp_path / "save"), STEP)
     expected, found = state(trained(other)), state(loaded)

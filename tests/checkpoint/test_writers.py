@@ -4,12 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_bamboo.checkpoint.writers import writers_of
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss
 
 
 def plan_of(num_stages: int, num_pipelines: int) -> Plan:
     nodes = [f"node{number}" for number in range(num_stages * num_pipelines)]
-    return initial_plan(nodes, num_stages, 4, "lazy")
+    return initial_plan(nodes, equal_pipelines(num_stages, num_pipelines, 4), "lazy")
 
 
 def test_stages_are_spread_over_the_pipelines() -> None:

@@ -1,32 +1,36 @@
-from itertools import chain, product
+from itertools import chain
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_bamboo.data.samples import microbatch_samples, samples_of_step
+from megatron_bamboo.planner.arrangement import Arrangement, PipelineShape, equal_pipelines
 
 
 def test_order_is_megatrons() -> None:
     # Two pipelines, two samples a microbatch: the sampler deals out global microbatches in turn.
-    dealt = {
-        (microbatch, pipeline): list(microbatch_samples(1, pipeline, 2, microbatch, 2, 8))
-        for microbatch, pipeline in product(range(2), range(2))
-    }
-    assert dealt == {(0, 0): [8, 9], (0, 1): [10, 11], (1, 0): [12, 13], (1, 1): [14, 15]}
+    arrangement = equal_pipelines(1, 2, 2)
+    dealt = [
+        [list(microbatch_samples(1, n, 2, 8)) for n in arrangement.global_microbatches(pipeline)]
+        for pipeline in range(2)
+    ]
+    assert dealt == [[[8, 9], [12, 13]], [[10, 11], [14, 15]]]
 
 
 @given(
     step=st.integers(0, 50),
-    num_pipelines=st.integers(1, 4),
     micro_batch_size=st.integers(1, 4),
-    microbatches=st.integers(1, 6),
+    microbatches=st.lists(st.integers(1, 6), min_size=1, max_size=4),
 )
 def test_each_sample_of_a_step_is_served_once(
-    step: int, num_pipelines: int, micro_batch_size: int, microbatches: int
+    step: int, micro_batch_size: int, microbatches: list[int]
 ) -> None:
-    global_batch_size = num_pipelines * micro_batch_size * microbatches
+    arrangement = Arrangement(tuple(PipelineShape(((0, 3),), count) for count in microbatches))
+    numbers = [arrangement.global_microbatches(p) for p in range(len(microbatches))]
+    assert list(map(len, numbers)) == microbatches
+    global_batch_size = micro_batch_size * arrangement.total_microbatches
     served = chain.from_iterable(
-        microbatch_samples(step, d, num_pipelines, m, micro_batch_size, global_batch_size)
-        for m, d in product(range(microbatches), range(num_pipelines))
+        microbatch_samples(step, number, micro_batch_size, global_batch_size)
+        for number in chain.from_iterable(numbers)
     )
-    assert list(served) == list(samples_of_step(step, global_batch_size))
+    assert sorted(served) == list(samples_of_step(step, global_batch_size))

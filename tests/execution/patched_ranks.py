@@ -88,12 +88,12 @@ def _rank(job: Job, rank: int) -> MegatronRank:
 
 
 def _call(trained: MegatronRank, job: Job, **more: Any) -> Sequence[Any]:
-    options, layout = job.options()
+    options, _layout = job.options()
     reports: Sequence[Any] = trained._forward_backward(
         forward_step_func=forward_step,
         data_iterator=[trained._microbatches(1) for _ in trained.model],
         model=trained.model,
-        num_microbatches=layout.num_microbatches,
+        num_microbatches=job.num_microbatches,
         seq_length=options.data.seq_length,
         micro_batch_size=options.training.micro_batch_size,
         **more,

@@ -10,13 +10,12 @@ from megatron_bamboo.execution.commit import (
     CommitLayout,
     DigestLayout,
     from_hex,
-    stages_of_units,
     to_hex,
     unit_parts,
 )
 
 UNITS = ("embedding", "layer0", "head")
-LAYOUT = CommitLayout(UNITS, num_pipelines=2, num_microbatches=3)
+LAYOUT = CommitLayout(UNITS, num_microbatches=6)
 
 
 def added(contributions: list[list[float]]) -> list[float]:
@@ -24,8 +23,8 @@ def added(contributions: list[list[float]]) -> list[float]:
 
 
 def test_every_unit_and_every_loss_has_a_slot_of_its_own() -> None:
-    filled = [LAYOUT.fill({unit: 1.0}, 0, {}) for unit in UNITS]
-    filled += [LAYOUT.fill({}, p, {m: 1.0}) for m in range(3) for p in range(2)]
+    filled = [LAYOUT.fill({unit: 1.0}, {}) for unit in UNITS]
+    filled += [LAYOUT.fill({}, {number: 1.0}) for number in range(6)]
     assert LAYOUT.size == len(filled) == 9
     assert [slots.index(1.0) for slots in filled] == list(range(9))
     assert all(sum(slots) == 1.0 and len(slots) == 9 for slots in filled)
@@ -33,19 +32,19 @@ def test_every_unit_and_every_loss_has_a_slot_of_its_own() -> None:
 
 def test_a_unit_of_another_model_is_refused() -> None:
     with pytest.raises(ValueError):
-        LAYOUT.fill({"layer1": 1.0}, 0, {})
+        LAYOUT.fill({"layer1": 1.0}, {})
 
 
 def test_it_does_not_matter_who_holds_what() -> None:
     norms = {"embedding": 0.1, "layer0": 0.2, "head": 0.3}
-    losses = [{0: 7.1, 1: 7.2, 2: 7.3}, {0: 8.1, 1: 8.2, 2: 8.3}]
+    losses = [{0: 7.1, 2: 7.2, 4: 7.3}, {1: 8.1, 3: 8.2, 5: 8.3}]
     apart = added(
         [
-            *(LAYOUT.fill({unit: norms[unit]}, 0, {}) for unit in UNITS),
-            *(LAYOUT.fill({}, pipeline, losses[pipeline]) for pipeline in range(2)),
+            *(LAYOUT.fill({unit: norms[unit]}, {}) for unit in UNITS),
+            *(LAYOUT.fill({}, losses[pipeline]) for pipeline in range(2)),
         ]
     )
-    together = added([LAYOUT.fill(norms, 0, losses[0]), LAYOUT.fill({}, 1, losses[1])])
+    together = added([LAYOUT.fill(norms, losses[0]), LAYOUT.fill({}, losses[1])])
     assert apart == together
     assert LAYOUT.gradient_norm(apart) == math.sqrt(0.1 + 0.2 + 0.3)
     assert LAYOUT.loss(apart) == (7.1 + 8.1 + 7.2 + 8.2 + 7.3 + 8.3) / 6
@@ -60,13 +59,8 @@ def test_sums_are_made_from_the_first_slot_to_the_last() -> None:
     assert LAYOUT.loss(vector) == 1 / 6
 
 
-def test_losses_stand_in_the_order_of_global_microbatches() -> None:
-    vector = added([LAYOUT.fill({}, p, {m: m * 2.0 + p for m in range(3)}) for p in range(2)])
-    assert vector[len(UNITS) :] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-
-
 def test_each_copy_has_a_slot_for_its_digest() -> None:
-    layout = DigestLayout.of(num_layers=1, tensor_size=2, num_pipelines=2)
+    layout = DigestLayout.of(num_units=3, tensor_size=2, num_pipelines=2)
     assert len(layout.copies) == len(set(layout.copies)) == 3 * 2 * 2 * 2 * 2
     largest = {copy: 2**52 - 1 - n for n, copy in enumerate(layout.copies)}
     one, other = (
@@ -85,13 +79,6 @@ def test_digests_are_no_part_of_norm_and_loss() -> None:
     assert LAYOUT.loss([*vector, 7e9]) == LAYOUT.loss(vector) == 2.0
 
 
-def test_units_belong_to_the_stages_of_their_chunks() -> None:
-    assert stages_of_units(num_layers=8, num_stages=2, num_chunks=2) == {
-        **{"embedding": 0, "layer0": 0, "layer1": 0, "layer2": 1, "layer3": 1},
-        **{"layer4": 0, "layer5": 0, "layer6": 1, "layer7": 1, "head": 1},
-    }
-
-
 def test_text_keeps_every_bit() -> None:
     vector = (0.1, -0.0, 1e-320, 1.7976931348623157e308, math.inf)
     assert from_hex(to_hex(vector)) == vector
@@ -101,7 +88,7 @@ def test_text_keeps_every_bit() -> None:
 
 
 def test_parts_of_units_are_in_model_order_and_differ() -> None:
-    parts = unit_parts(num_layers=11, tensor_size=2)
+    parts = unit_parts(num_units=13, tensor_size=2)
     assert len(set(parts)) == len(parts) == 26
     assert parts[:4] == ("embedding/0", "embedding/1", "layer0/0", "layer0/1")
     assert parts[-4:] == ("layer10/0", "layer10/1", "head/0", "head/1")

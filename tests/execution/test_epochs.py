@@ -25,13 +25,14 @@ from megatron_bamboo.execution.errors import DeadlineExceeded, EpochEnded
 from megatron_bamboo.execution.ledger import CommitLedger
 from megatron_bamboo.membership.decision import Record, StepDecision
 from megatron_bamboo.membership.store_client import StoreClient, StoreError
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 from megatron_bamboo.schedule.actions import Action
 from megatron_bamboo.schedule.takeover import Progress
 
 ME, VICTIM = "node1", "node2"
 NODES = tuple(f"node{number}" for number in range(4))
-START = initial_plan(NODES, 4, 4, "lazy")
+START = initial_plan(NODES, equal_pipelines(4, len(NODES) // 4, 4), "lazy")
 NEXT = plan_after_loss(START, {VICTIM}, StepDecision(7, False, None, "nobody entered its commit"))
 
 

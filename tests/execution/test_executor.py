@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_bamboo.config import Layout
 from megatron_bamboo.execution.epochs import StepProgress
 from megatron_bamboo.execution.executor import Executor
 from megatron_bamboo.execution.ledger import CommitLedger
@@ -21,6 +20,7 @@ from megatron_bamboo.execution.transport import Expected, TensorShape
 from megatron_bamboo.execution.whereabouts import Limits, Whereabouts
 from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.observe.events import EventLog, read_events
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.healing import heal
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 from megatron_bamboo.schedule.actions import Action, Op
@@ -28,9 +28,6 @@ from megatron_bamboo.schedule.costs import EQUAL_COSTS
 from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.schedule.takeover import Progress
 
-LAYOUT = Layout(3, 1, 1, 2, 2)
-# Two pipelines that share the optimizer's state.
-SHARING = Layout(3, 1, 2, 2, 4, num_shards=2)
 NOT_APPLIED = StepDecision(1, False, None, "nobody entered its commit")
 SHAPE = TensorShape((1,), torch.float32, torch.device("cpu"))
 
@@ -93,7 +90,7 @@ class FakeCompute:
     def __init__(self) -> None:
         self.data: Iterator[Any] = iter(())
 
-    def start_step(self, data: Iterator[Any], forward_step: object) -> None:
+    def start_step(self, data: Iterator[Any], *_: object) -> None:
         self.data = data
 
     def forward(self, action: Action, schedule: object, state: Any) -> None:
@@ -131,19 +128,24 @@ class FakeVerification:
 class Bench:
     """An executor of node2 among parts that do nothing, but for the commit's ledger."""
 
-    def __init__(self, folder: Path, layout: Layout = LAYOUT, num_mirrors: int = 0) -> None:
-        self.layout = layout
+    def __init__(self, folder: Path, num_sharing: int = 1, num_mirrors: int = 0) -> None:
         self.mirrors = FakeMirrors()
         self.compute = FakeCompute()
-        nodes = [f"node{number}" for number in range(3 * layout.num_pipelines)]
-        self.plan = initial_plan(nodes, 3, 2, "lazy")
+        nodes = [f"node{number}" for number in range(3 * num_sharing)]
+        self.plan = initial_plan(nodes, equal_pipelines(3, num_sharing, 2), "lazy")
         self.ledger, self.transport, self.watch = (
             CommitLedger("node2"),
             FakeTransport(),
             FakeWatch(),
         )
         self.view = PipelineView(
-            "node2", self.plan, layout, Redundancy.LAZY, EQUAL_COSTS, True, num_mirrors
+            "node2",
+            self.plan,
+            Redundancy.LAZY,
+            EQUAL_COSTS,
+            tied=True,
+            sharded=num_sharing > 1,
+            num_mirrors=num_mirrors,
         )
         self.events = EventLog(folder, "node2")
         self.executor = Executor(self._parts(), self.view, self.plan)
@@ -155,7 +157,7 @@ class Bench:
         return Parts(
             where=Whereabouts(0, Limits(5.0, 30.0, 60.0)),
             worker="node2",
-            layout=self.layout,
+            tensor_size=1,
             compute=self.compute,  # type: ignore[arg-type]
             tail=nothing,
             mirrors=self.mirrors,  # type: ignore[arg-type]
@@ -303,7 +305,7 @@ def test_a_shadow_goes_on_from_the_mirror_that_it_published(tmp_path: Path) -> N
 
 @pytest.fixture
 def sharing(tmp_path: Path) -> Bench:
-    return Bench(tmp_path, SHARING)
+    return Bench(tmp_path, num_sharing=2)
 
 
 def passed(step: int, gathered: int) -> StepDecision:

@@ -45,12 +45,12 @@ def stages(process: None, tmp_path: Path) -> MakeStages:
 
     def make(flags: str) -> tuple[Any, Any]:
         gpt = Gpt(make_options(tmp_path, flags), model_groups())
-        layout = replace(gpt.layout, num_microbatches=4)
-        number = layout.num_stages - 1
+        shape = replace(gpt.shape, num_microbatches=4)
+        number = shape.num_stages - 1
         made = [gpt.stage(number) for _ in range(2)]
         for stage in made:
             stage.start_step()
-        return tuple(Mirrors({number: stage}, layout) for stage in made), made  # type: ignore[return-value]
+        return tuple(Mirrors({number: stage}, shape) for stage in made), made  # type: ignore[return-value]
 
     return make
 

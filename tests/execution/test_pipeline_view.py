@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from megatron_bamboo.config import Layout
 from megatron_bamboo.execution import pipeline
 from megatron_bamboo.execution.epochs import StepProgress
 from megatron_bamboo.execution.pipeline import PipelineView
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, TAIL_OPS, Action, Op
 from megatron_bamboo.schedule.costs import Costs
@@ -17,14 +17,13 @@ from megatron_bamboo.schedule.validate import validate
 
 STAGES, MICROBATCHES, STEP = 4, 4, 5
 NODES = tuple(f"node{number}" for number in range(2 * STAGES))
-LAYOUT = Layout(STAGES, 1, 2, MICROBATCHES, 8)
-START = initial_plan(NODES, STAGES, MICROBATCHES, "lazy")
+START = initial_plan(NODES, equal_pipelines(STAGES, 2, MICROBATCHES), "lazy")
 
 
 def view_of(
     node: str, mode: Redundancy = Redundancy.LAZY, tied: bool = True, num_mirrors: int = 0
 ) -> PipelineView:
-    return PipelineView(node, START, LAYOUT, mode, Costs(), tied, num_mirrors)
+    return PipelineView(node, START, mode, Costs(), tied, False, num_mirrors)
 
 
 def actions(texts: str) -> list[Action]:

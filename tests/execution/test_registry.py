@@ -15,6 +15,7 @@ from megatron_bamboo.execution.registry import (
     holder_group,
     memberships,
 )
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.plan import initial_plan, plan_after_loss
 
 NODES = tuple(f"node{number}" for number in range(6))
@@ -142,9 +143,9 @@ def test_a_pair_of_the_next_plan_can_be_made_before_it_is_followed(
 
 
 def test_all_members_compute_the_same_groups() -> None:
-    plan = initial_plan(NODES, 3, 4, "lazy")
+    plan = initial_plan(NODES, equal_pipelines(3, len(NODES) // 3, 4), "lazy")
     for later in (plan, plan_after_loss(plan, {"node4"}, None)):
-        seen = {node: memberships(later, node, 1, True, 1, sharded=True) for node in later.nodes}
+        seen = {node: memberships(later, node, True, 1, sharded=True) for node in later.nodes}
         for node, groups in seen.items():
             for name, members in groups.items():
                 assert node in members
@@ -152,23 +153,23 @@ def test_all_members_compute_the_same_groups() -> None:
 
 
 def test_the_commit_is_among_all_workers_of_all_tensor_ranks() -> None:
-    plan = initial_plan(NODES[:2], 2, 4, "lazy")
+    plan = initial_plan(NODES[:2], equal_pipelines(2, 1, 4), "lazy")
     for rank in (0, 1):
         own = plan.for_tensor_rank(rank, 2)
-        groups = memberships(own, f"node0:{rank}", 1, True, 2)
+        groups = memberships(own, f"node0:{rank}", True, 2)
         assert groups[COMMIT_GROUP] == ("node0:0", "node0:1", "node1:0", "node1:1")
         assert groups[f"pair/node0:{rank}+node1:{rank}"] == (f"node0:{rank}", f"node1:{rank}")
 
 
 def test_all_holders_of_a_stage_gather_its_parameters_primaries_first() -> None:
-    plan = initial_plan(NODES, 3, 4, "lazy")
-    groups = memberships(plan, "node1", 1, True, 1, sharded=True)
+    plan = initial_plan(NODES, equal_pipelines(3, len(NODES) // 3, 4), "lazy")
+    groups = memberships(plan, "node1", True, 1, sharded=True)
     holders = {name: members for name, members in groups.items() if name.startswith("holders")}
     assert holders == {
-        holder_group(1): ("node1", "node4", "node0", "node3"),
-        holder_group(2): ("node2", "node5", "node1", "node4"),
+        holder_group((1, 1)): ("node1", "node4", "node0", "node3"),
+        holder_group((2, 2)): ("node2", "node5", "node1", "node4"),
     }
     later = plan_after_loss(plan, {"node1"}, None)
-    groups = memberships(later, "node0", 1, True, 1, sharded=True)
-    assert groups[holder_group(1)] == ("node0", "node4", "node3")
-    assert holder_group(2) not in groups
+    groups = memberships(later, "node0", True, 1, sharded=True)
+    assert groups[holder_group((1, 1))] == ("node0", "node4", "node3")
+    assert holder_group((2, 2)) not in groups

@@ -14,6 +14,7 @@ from megatron_bamboo.model.gpt import ChunkPlace, Recipe, build_chunk, units_of
 from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.model.shard import WHOLE, Shard
 from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage
+from megatron_bamboo.planner.arrangement import PipelineShape
 from megatron_bamboo.script.args import make_args
 from megatron_bamboo.script.providers import ModelProvider
 from megatron_bamboo.script.state import begin
@@ -37,12 +38,17 @@ class Gpt:
         """One pipeline."""
         return check_options(self.options, self.options.parallel.pipeline_model_parallel_size)
 
+    @property
+    def shape(self) -> PipelineShape:
+        """That pipeline's."""
+        return self.layout.arrangement.pipelines[0]
+
     def stage(
         self, number: int, dropout: DropoutSeeds | None = None, shard: Shard = WHOLE
     ) -> Stage:
         """A stage with its initial weights."""
         recipe = self._recipe(dropout)
-        return build_stage(number, self.layout, self.options.optimizer, recipe, shard)
+        return build_stage(number, self.shape, self.options.optimizer, recipe, shard)
 
     def trained_stage(self, number: int, shard: Shard = WHOLE) -> Stage:
         """A stage whose optimizer has got its rate and its weight decay, as from a worker."""
@@ -53,7 +59,7 @@ class Gpt:
 
     def stages(self) -> list[Stage]:
         """All stages of the pipeline."""
-        return [self.stage(number) for number in range(self.layout.num_stages)]
+        return [self.stage(number) for number in range(self.shape.num_stages)]
 
     def chunk(self, place: ChunkPlace, dropout: DropoutSeeds | None = None) -> GPTModel:
         """A chunk of these layers."""

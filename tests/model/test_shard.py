@@ -28,7 +28,7 @@ def test_shards_cover_a_unit_once_in_equal_parts(length: int, count: int) -> Non
 
 def shards(gpt: Gpt, count: int) -> list[Stage]:
     """The last stage as the worker of each pipeline has it."""
-    last = gpt.layout.num_stages - 1
+    last = gpt.shape.num_stages - 1
     return [gpt.trained_stage(last, Shard(number, count)) for number in range(count)]
 
 

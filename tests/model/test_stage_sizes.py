@@ -32,7 +32,7 @@ def test_sizes_are_those_of_a_built_stage(gpt: MakeGpt, kind: str) -> None:
     made = gpt(f"--pipeline-model-parallel-size 2 {FLAGS[kind]}")
     made.begin()
     options = made.options
-    sizes = stage_sizes(options, made.layout, VOCAB_SIZE, made.provider, forward_step)
+    sizes = stage_sizes(options, made.layout, made.shape, VOCAB_SIZE, made.provider, forward_step)
     for number, said in enumerate(sizes):
         stage = made.stage(number)
         make_moments(stage)
@@ -42,9 +42,9 @@ def test_sizes_are_those_of_a_built_stage(gpt: MakeGpt, kind: str) -> None:
         assert said.gradients == sum(u.gradient.nbytes for u in units) + stage.reduced.nbytes
         assert said.optimizer == sum(t.nbytes for n, t in state if not n.endswith("/parameter"))
         assert said.stepped == stage.stepped_gradient().nbytes
-        assert said.tied == (stage.tied_gradient().nbytes if stage.is_tied else 0)
+        assert said.tied == (stage.tied_gradient().nbytes if stage.tied_unit else 0)
         for index, chunk in enumerate(said.chunks):
-            losses = 8 * made.layout.num_microbatches
+            losses = 8 * made.shape.num_microbatches
             is_end = (number, index) == (len(sizes) - 1, len(said.chunks) - 1)
             gradients = sum(gradient.nbytes for gradient in stage.gradients(index))
             assert chunk.mirror == gradients + losses * is_end
@@ -54,7 +54,9 @@ def test_nothing_that_was_changed_for_it_stays_changed(gpt: MakeGpt) -> None:
     """A forward saves now what it was said to save, drawing its masks as ever."""
     made = gpt("--pipeline-model-parallel-size 2")
     made.begin()
-    said = stage_sizes(made.options, made.layout, VOCAB_SIZE, made.provider, forward_step)
+    said = stage_sizes(
+        made.options, made.layout, made.shape, VOCAB_SIZE, made.provider, forward_step
+    )
     assert message_bytes(made.options, made.layout) == 16 * 2 * 32 * 4
     (chunk,) = made.stage(0).chunks
     batch = made_up_batch(made.options, VOCAB_SIZE, torch.device("cpu"))

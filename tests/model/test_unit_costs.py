@@ -34,7 +34,9 @@ def test_the_units_of_a_stage_make_up_what_it_takes(gpt: MakeGpt, flags: str) ->
     names = ["embedding", "layer0", "layer1", "layer2", "layer3", "head"]
     assert [unit.name for unit in costs.units] == names
     made = gpt(f"--pipeline-model-parallel-size 2 {flags}")
-    stages = stage_sizes(made.options, made.layout, VOCAB_SIZE, made.provider, forward_step)
+    stages = stage_sizes(
+        made.options, made.layout, made.shape, VOCAB_SIZE, made.provider, forward_step
+    )
     sizes = [unit.bytes for unit in costs.units if unit.bytes is not None]
     message = message_bytes(made.options, made.layout)
     assert costs.message_bytes == message

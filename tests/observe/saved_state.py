@@ -7,22 +7,18 @@ import torch
 from safetensors.torch import save_file
 
 from megatron_bamboo.agent.job import JobShape
+from megatron_bamboo.planner.arrangement import equal_pipelines
 
 Losses = dict[int, tuple[float, float]]
 LOSSES: Losses = {1: (7.25, 3.1), 2: (7.0, 0.1)}
-UNITS = (("embedding", "word.weight"), ("layer0", "mlp.bias"))
+UNITS = (("embedding", "word.weight"), ("layer0", "mlp.bias"), ("head", "norm.weight"))
 
 
-def save_job(folder: Path, **changes: int) -> None:
+def save_job(folder: Path, num_layers: int = 1, **changes: int) -> None:
     """The shape of a job of one stage and two steps."""
-    numbers = {
-        "num_stages": 1,
-        "num_pipelines": 2,
-        "num_microbatches": 2,
-        "train_iters": 2,
-        "global_batch_size": 4,
-    }
-    JobShape(redundancy="lazy", **(numbers | changes)).write(folder)
+    numbers = {"train_iters": 2, "global_batch_size": 4}
+    arrangement = equal_pipelines(1, 2, 2, layers_per_chunk=num_layers)
+    JobShape(arrangement, redundancy="lazy", **(numbers | changes)).write(folder)
 
 
 def save_state(folder: Path, name: str, step: int = 2, loss_scale: str = (1.0).hex()) -> Path:

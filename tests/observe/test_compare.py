@@ -44,8 +44,8 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_equal_runs(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     comparison = compare_runs(*runs)
-    assert (comparison.num_tensors, comparison.num_copies, comparison.num_losses) == (5, 15, 2)
-    assert comparison.equal and comparison.num_elements == 4 * 12 + 1
+    assert (comparison.num_tensors, comparison.num_copies, comparison.num_losses) == (7, 21, 2)
+    assert comparison.equal and comparison.num_elements == 6 * 12 + 1
     assert bamboo(["compare", *map(str, runs)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "equal bit for bit"
 
@@ -142,7 +142,7 @@ def spoil_job(folder: Path) -> None:
 
 
 def add_stage(folder: Path) -> None:
-    save_job(folder, num_stages=2)
+    save_job(folder, num_layers=2)
 
 
 def add_tensor_rank(folder: Path) -> None:
@@ -172,8 +172,8 @@ def double_losses(folder: Path) -> None:
         (break_scale, "loss scale 'much', which is no number"),
         (break_job, "no usable job.json: give the --job-dir"),
         (spoil_job, "no usable job.json: give the --job-dir"),
-        (add_stage, "state has no file of stage 1;"),
-        (add_tensor_rank, "state has no file of stage 0 and tensor rank 0"),
+        (add_stage, "state has no file with unit layer1;"),
+        (add_tensor_rank, "state has no file with unit embedding and tensor rank 0"),
         (lose_losses, "losses.jsonl lacks step 2 of 2"),
         (add_losses, "losses.jsonl has step 3, but the job has steps 1 to 2"),
         (break_within, "different steps: 2, 3"),
@@ -262,7 +262,7 @@ def test_moments_in_parts_are_equal_to_whole_ones(runs: tuple[Path, Path]) -> No
     split_moments(runs[1], 5, 7)
     comparison = compare_runs(*runs)
     assert comparison.equal
-    assert (comparison.num_tensors, comparison.num_elements) == (5, 4 * 12 + 1)
+    assert (comparison.num_tensors, comparison.num_elements) == (7, 6 * 12 + 1)
 
 
 def test_a_bit_of_a_part_is_seen_between_runs_and_between_copies(runs: tuple[Path, Path]) -> None:

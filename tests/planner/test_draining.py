@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_bamboo.membership.decision import Record, StepDecision
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.draining import can_go, counting_records, drain
 from megatron_bamboo.planner.healing import Vacancy, heal, stages_to_hold, unprotected, vacancies
 from megatron_bamboo.planner.plan import (
@@ -23,7 +24,7 @@ def decided(step: int, applied: bool) -> StepDecision:
 
 
 def whole() -> Plan:
-    return initial_plan(NODES, num_stages=4, microbatches_per_pipeline=8, redundancy="lazy")
+    return initial_plan(NODES, equal_pipelines(4, len(NODES) // 4, 8), "lazy")
 
 
 def test_a_shadow_runs_the_stage_of_a_node_that_leaves() -> None:
@@ -131,7 +132,8 @@ def test_any_course_of_drains_healings_and_losses_keeps_every_stage_held(
 ) -> None:
     num_stages = data.draw(st.integers(2, 5))
     nodes = tuple(f"node{n}" for n in range(num_stages * data.draw(st.integers(1, 2))))
-    plan, step, gone = initial_plan(nodes, num_stages, 4, "lazy"), 1, set[str]()
+    arrangement = equal_pipelines(num_stages, len(nodes) // num_stages, 4)
+    plan, step, gone = initial_plan(nodes, arrangement, "lazy"), 1, set[str]()
     for number in range(data.draw(st.integers(1, 8))):
         decision = decided(step, data.draw(st.booleans()))
         step += 2

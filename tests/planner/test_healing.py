@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_bamboo.membership.decision import StepDecision
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.healing import (
     Vacancy,
     can_protect,
@@ -31,7 +32,7 @@ def decided(step: int, applied: bool) -> StepDecision:
 
 
 def degraded(*lost: str) -> Plan:
-    plan = initial_plan(NODES, num_stages=4, microbatches_per_pipeline=8, redundancy="lazy")
+    plan = initial_plan(NODES, equal_pipelines(4, 2, 8), "lazy")
     return plan_after_loss(plan, set(lost), decided(3, True))
 
 
@@ -76,6 +77,7 @@ def test_a_standby_gets_the_victims_rank_its_stage_and_its_replica() -> None:
         stages=("node0", "node1", "node8", "node3"),
         replicas=("node3", "node0", "node1", "node8"),
         ranks=("node0", "node1", "node8", "node3"),
+        shape=plan.pipelines[0].shape,
     )
     assert stages_to_hold(made.pipelines[0], "node8") == (2, 3)
     assert unprotected(made) == vacancies(made) == ()
@@ -176,7 +178,11 @@ def test_any_course_of_losses_and_healings_keeps_its_word(data: st.DataObject) -
     has two; whoever is named is alive."""
     num_stages = data.draw(st.integers(2, 5))
     nodes = tuple(f"node{n}" for n in range(num_stages * data.draw(st.integers(1, 2))))
-    plan, step, dead = initial_plan(nodes, num_stages, 4, "lazy"), 1, set[str]()
+    plan, step, dead = (
+        initial_plan(nodes, equal_pipelines(num_stages, len(nodes) // num_stages, 4), "lazy"),
+        1,
+        set[str](),
+    )
     for number in range(data.draw(st.integers(1, 8))):
         decision = decided(step, data.draw(st.booleans()))
         step += 2

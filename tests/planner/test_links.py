@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_bamboo.membership.waits import Sent, SentLog, Wait, Waiting
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.links import BrokenLink, broken_links, whom_to_fence
 from megatron_bamboo.planner.plan import initial_plan, plan_after_loss
 from megatron_bamboo.schedule.actions import SEND_OPS, Action, Op
@@ -52,7 +53,8 @@ class Play:
         schedule = lower(add_redundancy(compute, Redundancy.LAZY))
         self.schedule = add_tail(schedule, tied=True, sharded=job.sharded and job.num_pipelines > 1)
         self.workers = range(job.num_stages * job.num_pipelines)
-        self.plan = initial_plan(list(map(name, self.workers)), job.num_stages, 4, "lazy")
+        arrangement = equal_pipelines(job.num_stages, job.num_pipelines, 4)
+        self.plan = initial_plan(list(map(name, self.workers)), arrangement, "lazy")
         self.places = [(1, 0)] * len(self.workers)
         self.inbox: list[set[tuple[int, Action]]] = [set() for _ in self.workers]
         self.logs = [SentLog() for _ in self.workers]
@@ -220,7 +222,7 @@ def wait(worker: str, action: str, *awaits: str, sent: tuple[Sent, ...] = ()) ->
     return Wait(worker, 1, 5, action, Waiting(awaits, sent), LONG, LIMIT)
 
 
-PLAN = initial_plan([f"node{n}" for n in range(6)], 3, 2, "lazy")
+PLAN = initial_plan([f"node{n}" for n in range(6)], equal_pipelines(3, 2, 2), "lazy")
 # node1 has sent the first two, and waits; node2 has got one of them.
 WAITS = [
     wait("node0", "0.0RECV_B0", "node1"),

@@ -1,6 +1,7 @@
 import pytest
 
 from megatron_bamboo.membership.decision import StepDecision
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss
 
 NODES = tuple(f"node{i}" for i in range(8))
@@ -8,7 +9,7 @@ DECISION = StepDecision(7, True, ((0.1).hex(), (2.0).hex()), "node1 passed its c
 
 
 def start(redundancy: str = "lazy") -> Plan:
-    return initial_plan(NODES, num_stages=4, microbatches_per_pipeline=8, redundancy=redundancy)
+    return initial_plan(NODES, equal_pipelines(4, 2, 8), redundancy)
 
 
 def test_nodes_fill_one_pipeline_after_another_and_shadow_their_successors() -> None:
@@ -17,22 +18,24 @@ def test_nodes_fill_one_pipeline_after_another_and_shadow_their_successors() -> 
     assert plan.pipelines[1].replicas == ("node7", "node4", "node5", "node6")
     assert plan.pipelines[1].placement() == (0, 1, 2, 3)
     assert plan.pipelines[1].replica_ranks() == (3, 0, 1, 2)
-    assert (plan.epoch, plan.microbatches, plan.nodes) == (0, (8, 8), NODES)
+    assert (plan.epoch, plan.arrangement.microbatches, plan.nodes) == (0, (8, 8), NODES)
     assert plan.pipeline_of("node5") == 1
 
 
 @pytest.mark.parametrize("num_stages", [1, 4])
 def test_no_replicas_without_redundancy_or_without_a_neighbour(num_stages: int) -> None:
     mode = "none" if num_stages == 4 else "eager"
-    plan = initial_plan(NODES, num_stages, 8, mode)
+    plan = initial_plan(NODES, equal_pipelines(num_stages, len(NODES) // num_stages, 8), mode)
     assert all(pipe.replicas == (None,) * num_stages for pipe in plan.pipelines)
 
 
 def test_nodes_that_make_no_whole_pipelines_are_refused() -> None:
-    with pytest.raises(ValueError, match="a multiple of 3"):
-        initial_plan(NODES, 3, 8, "lazy")
+    with pytest.raises(
+        ValueError, match="8 nodes do not make whole pipelines of 3 and 3 stages: start 6"
+    ):
+        initial_plan(NODES, equal_pipelines(3, 2, 8), "lazy")
     with pytest.raises(ValueError, match="named once"):
-        initial_plan(("node0", "node0"), 2, 8, "lazy")
+        initial_plan(("node0", "node0"), equal_pipelines(2, 1, 8), "lazy")
 
 
 @pytest.mark.parametrize("victim", range(4))
@@ -90,7 +93,7 @@ def test_the_plan_of_a_tensor_rank_names_its_workers() -> None:
     assert first.ranks == ("node0:1", "node1:1", "node2:1", "node3:1")
     assert first.placement() == plan.pipelines[0].placement()
     assert own.lost == ("node2:1",)
-    assert (own.epoch, own.microbatches, own.decision) == (1, plan.microbatches, DECISION)
+    assert (own.epoch, own.arrangement, own.decision) == (1, plan.arrangement, DECISION)
     assert own.pipeline_of("node5:1") == plan.pipeline_of("node5")
 
 

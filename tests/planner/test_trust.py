@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from megatron_bamboo.membership.decision import StepDecision
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.healing import heal
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 from megatron_bamboo.planner.trust import Copy, Difference, Kind, find_differences, plan_mends
 
 # Pipelines node0 to node2 and node3 to node5; node0 and node3 hold the replicas of stage 1.
-PLAN = initial_plan([f"node{n}" for n in range(6)], 3, 2, "lazy")
-STAGES = {"embedding": 0, "layer0": 0, "layer1": 1, "layer2": 2, "head": 2}
+PLAN = initial_plan([f"node{n}" for n in range(6)], equal_pipelines(3, 2, 2), "lazy")
 STEP = 7
 NOT_APPLIED = StepDecision(STEP + 1, False, None, "nobody entered its commit")
 
@@ -31,12 +31,12 @@ def found(
 ) -> tuple[Difference, ...]:
     """What differs where the copies have these digests: primary, replica, the next pipeline's."""
     digests = dict(zip(sorted(copies(plan, kind)), values, strict=True))
-    return find_differences(digests, plan, STAGES, shared)
+    return find_differences(digests, plan, shared)
 
 
 def test_nothing_differs_where_all_are_alike() -> None:
     assert found(5, 5, 5, 5) == ()
-    assert find_differences({}, PLAN, STAGES, False) == ()
+    assert find_differences({}, PLAN, False) == ()
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_each_tensor_rank_is_judged_by_itself() -> None:
     plan = PLAN.for_tensor_rank(1, 2)
     both = {**copies(plan), **{replace(copy, tensor_rank=1): 9 for copy in copies(plan)}}
     both[min(copy for copy in both if copy.tensor_rank == 1)] = 1
-    (difference,) = find_differences(both, plan, STAGES, False)
+    (difference,) = find_differences(both, plan, False)
     assert (difference.copy.tensor_rank, difference.worker) == (1, "node1:1")
     assert str(difference).startswith("layer1 (tensor rank 1) on node1, primary of stage 1 in")
 
@@ -91,7 +91,7 @@ def mends(
     differences: tuple[Difference, ...], now: Plan = PLAN, shared: bool = False
 ) -> list[tuple[str | None, tuple[str, ...]]]:
     planned = plan_mends(differences, PLAN, now, shared)
-    assert {mend.stage for mend in planned} <= {1}
+    assert {mend.unit for mend in planned} <= {"layer1"}
     return [(mend.source, mend.targets) for mend in planned]
 
 

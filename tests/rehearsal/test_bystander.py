@@ -14,10 +14,13 @@ from megatron_bamboo.membership.address import ADDRESS_FILE, Address
 from megatron_bamboo.membership.journal import JOURNAL_FILE, Journal
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import EventLog, read_events
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.plan import plan_digest
 from megatron_bamboo.rehearsal.bystander import Bystander
 
-SHAPE = JobShape(2, 1, 2, "lazy", train_iters=9, global_batch_size=2, lease_seconds=1.0)
+SHAPE = JobShape(
+    equal_pipelines(2, 1, 2), "lazy", train_iters=9, global_batch_size=2, lease_seconds=1.0
+)
 
 
 @pytest.fixture

@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 
 from megatron_bamboo.agent.job import Injection, JobShape, WriteFault
 from megatron_bamboo.membership.lives import first_life
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.rehearsal.draw import KINDS, Drawn, Lottery, OnCoordinator
 from megatron_bamboo.rehearsal.fault import LOSSES, Nth
 
-SHAPE = JobShape(4, 2, 4, "lazy", train_iters=60, global_batch_size=8)
+STAGES = 4
+SHAPE = JobShape(equal_pipelines(STAGES, 2, 4), "lazy", train_iters=60, global_batch_size=8)
 LOTTERY = Lottery(SHAPE, LOSSES, per_run=4, apart=12)
 LONG = Lottery(
-    JobShape(3, 2, 4, "lazy", train_iters=600, global_batch_size=8),
+    JobShape(equal_pipelines(3, 2, 4), "lazy", train_iters=600, global_batch_size=8),
     KINDS,
     per_run=14,
     apart=30,
@@ -45,7 +47,9 @@ def test_all_kinds_come_about_equally_often(seed: int) -> None:
 
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(1, 3), st.integers(1, 6))
 def test_no_run_asks_for_what_cannot_be(seed: int, stages: int, pipes: int, per_run: int) -> None:
-    shape = JobShape(stages, pipes, 4, "lazy", train_iters=40, global_batch_size=4 * pipes)
+    shape = JobShape(
+        equal_pipelines(stages, pipes, 4), "lazy", train_iters=40, global_batch_size=4 * pipes
+    )
     faults = Lottery(shape, LOSSES, per_run, apart=5).run(seed, 1).injections
     nodes = [one.node for one in faults]
     assert len(set(nodes)) == len(nodes) <= per_run + 1
@@ -110,9 +114,9 @@ def step_of(injection: Injection) -> int:
 
 
 def are_neighbours(first: str, second: str) -> bool:
-    numbers = [divmod(int(node.removeprefix("node")), SHAPE.num_stages) for node in (first, second)]
+    numbers = [divmod(int(node.removeprefix("node")), STAGES) for node in (first, second)]
     (pipe, stage), (other_pipe, other_stage) = numbers
-    return pipe == other_pipe and (stage - other_stage) % SHAPE.num_stages in (1, 3)
+    return pipe == other_pipe and (stage - other_stage) % STAGES in (1, 3)
 
 
 @given(st.integers(0, 10**6))

@@ -9,10 +9,11 @@ import pytest
 
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.outcome import Status
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.rehearsal.invariants import ALWAYS, complaints
 from megatron_bamboo.rehearsal.record import Events, RunRecord
 
-SHAPE = JobShape(2, 1, 2, "lazy", train_iters=2, global_batch_size=2)
+SHAPE = JobShape(equal_pipelines(2, 1, 2), "lazy", train_iters=2, global_batch_size=2)
 PIPELINE = {"stages": ["node0", "node1"], "replicas": ["node1", "node0"]}
 Fields = dict[str, Any]
 

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from megatron_bamboo.agent.job import JobShape
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.rehearsal.record import Events
 from megatron_bamboo.rehearsal.work import work_complaints
 
-SHAPE = JobShape(2, 1, 1, "lazy", train_iters=2, global_batch_size=1)
+SHAPE = JobShape(equal_pipelines(2, 1, 1), "lazy", train_iters=2, global_batch_size=1)
 Fields = dict[str, Any]
 
 

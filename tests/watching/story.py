@@ -10,6 +10,7 @@ from megatron_bamboo.agent.outcome import Outcome
 from megatron_bamboo.membership.address import Address
 from megatron_bamboo.membership.decision import StepDecision, StepReport
 from megatron_bamboo.membership.journal import Leader
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.healing import Vacancy, heal
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 from megatron_bamboo.watching.history import History
@@ -29,13 +30,13 @@ class Story:
 
     standbys: Sequence[str] = ()
     plan: Plan = field(
-        default_factory=lambda: initial_plan(
-            NODES, 3, microbatches_per_pipeline=2, redundancy="lazy"
-        )
+        default_factory=lambda: initial_plan(NODES, equal_pipelines(3, 2, 2), "lazy")
     )
     facts: list[dict[str, Any]] = field(default_factory=list)
     keys: dict[str, bytes] = field(default_factory=dict)
-    shape: JobShape = field(default_factory=lambda: JobShape(3, 2, 2, "lazy", LAST_STEP, 16))
+    shape: JobShape = field(
+        default_factory=lambda: JobShape(equal_pipelines(3, 2, 2), "lazy", LAST_STEP, 16)
+    )
     step: int = 0
 
     def begin(self) -> "Story":

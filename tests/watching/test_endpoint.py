@@ -15,6 +15,7 @@ from story import LAST_STEP
 
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.watching.endpoint import Endpoint
 
 ANSWER_SECONDS = 30.0
@@ -23,7 +24,7 @@ ANSWER_SECONDS = 30.0
 @pytest.fixture
 def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
     with closing(Endpoint("0")) as opened:
-        JobShape(3, 2, 2, "lazy", LAST_STEP, 16).write(tmp_path)
+        JobShape(equal_pipelines(3, 2, 2), "lazy", LAST_STEP, 16).write(tmp_path)
         opened.serve(tmp_path)
         yield opened
 
@@ -75,7 +76,7 @@ def test_it_ends_with_the_launcher(endpoint: Endpoint) -> None:
 
 
 def test_it_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
-    JobShape(3, 2, 2, "lazy", LAST_STEP, 16).write(tmp_path)
+    JobShape(equal_pipelines(3, 2, 2), "lazy", LAST_STEP, 16).write(tmp_path)
     code = (
         "import pathlib, signal, sys; from megatron_bamboo.watching.endpoint import Endpoint\n"
         "endpoint = Endpoint('0'); endpoint.serve(pathlib.Path(sys.argv[1]))\n"

@@ -12,6 +12,7 @@ from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE, Address
 from megatron_bamboo.membership.journal import JOURNAL_FILE, Journal
 from megatron_bamboo.membership.table import Table
+from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.watching.status import Phase
 from megatron_bamboo.watching.store_view import RECENT_STEPS, StoreWatcher
 from megatron_bamboo.watching.summary import status_of
@@ -19,7 +20,7 @@ from megatron_bamboo.watching.summary import status_of
 
 @pytest.fixture
 def job_dir(tmp_path: Path) -> Path:
-    JobShape(3, 2, 2, "lazy", LAST_STEP, 16).write(tmp_path)
+    JobShape(equal_pipelines(3, 2, 2), "lazy", LAST_STEP, 16).write(tmp_path)
     return tmp_path
 
 
