@@ -38,32 +38,38 @@ def leaks(*times: list[Fields]) -> list[str]:
     return list(leak_complaints(Events(events)))
 
 
-@pytest.mark.parametrize("numbers", [(25, 25, 25), (25,), (25, 26, 24), ()])
+@pytest.mark.parametrize(
+    "numbers", [(25, 25, 25), (25,), (25, 26, 24), (25, 25, 29), (25, 29, 25, 29), (25, 29), ()]
+)
 def test_no_leak(numbers: tuple[int, ...]) -> None:
     assert leaks(*(made_whole(100.0 * n, number) for n, number in enumerate(numbers, 1))) == []
 
 
 def test_more_after_later_losses_is_a_leak() -> None:
-    found = leaks(made_whole(100, 25), made_whole(200, 25), made_whole(300, 26))
+    times = enumerate((25, 25, 27, 26), 1)
+    found = leaks(*(made_whole(100.0 * n, number) for n, number in times))
     assert found[0] == "node0 held 25 threads after a loss, and 26 after later ones"
     assert len(found) == len(KINDS)
 
 
 def test_only_times_in_which_the_job_is_whole_count() -> None:
-    assert leaks(made_whole(100, 25, pipeline=MERGED), made_whole(200, 26, pipeline=MERGED)) == []
+    merged = [made_whole(100.0 * n, 25 + n, pipeline=MERGED) for n in range(1, 5)]
+    assert leaks(*merged) == []
 
 
 def test_the_first_loss_of_another_pipeline_tells_nothing() -> None:
-    assert leaks(made_whole(100, 24, hit=1), made_whole(200, 25), made_whole(300, 25)) == []
+    later = [made_whole(100.0 * n, 25) for n in range(2, 5)]
+    assert leaks(made_whole(100, 24, hit=1), *later) == []
 
 
 def test_who_has_joined_after_a_loss_has_seen_none() -> None:
     """Its own first takeover needs what it had not needed before."""
-    times = [made_whole(100.0 * n, number) for n, number in enumerate((24, 25, 25), 1)]
+    times = [made_whole(100.0 * n, number) for n, number in enumerate((24, 25, 25, 25), 1)]
     late = [e for time in times for e in time if e["event"] != "resources" or e["time"] > 103]
     assert list(leak_complaints(Events(late))) == []
     assert list(leak_complaints(Events([held(1.0, 99), *late]))) != []
 
 
 def test_a_time_too_short_to_settle_tells_nothing() -> None:
-    assert leaks(made_whole(100, 25), made_whole(200, 26, settled=0)) == []
+    short = [made_whole(100.0 * n, 26, settled=0) for n in range(2, 5)]
+    assert leaks(made_whole(100, 25), *short) == []
