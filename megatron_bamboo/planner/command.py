@@ -20,6 +20,7 @@ from megatron_bamboo.planner.report_forms import (
     pipelines_table,
     placement_lines,
     templates_table,
+    unproven,
 )
 
 _WIDTH = 110
@@ -151,7 +152,8 @@ def _write(report: Report, shape: Format, console: Console) -> None:
         console.print(line, highlight=False, soft_wrap=True)
     console.print()
     console.print(templates_table(report))
-    console.print(coverage(report), highlight=False, soft_wrap=True)
+    for line in (*unproven(report), coverage(report)):
+        console.print(line, highlight=False, soft_wrap=True)
     console.print()
     console.print(pipelines_table(report))
     if report.placement is not None:

@@ -11,8 +11,11 @@ Counted for the node of stage s, of S stages in a ring, are
 * the message log of both stages: of every microbatch what went to and came from each neighbour,
   and what was sent to it in the step before.
 
-A pipeline of one stage has no such ring: its node's state is that of any other pipeline's, so a
+A pipeline of one stage has no such ring: its node's state is that of any other one like it, so a
 data-parallel peer takes over, with no more state and the activations of two microbatches.
+
+Against the prediction of a run after a takeover (``schedule/footprint.py``) that is never too
+little, and in the tests' cases at most a tenth too much.
 
 Not counted: redundant forwards that are kept for a takeover (``eager`` and ``bubble`` with
 ``--bamboo-replica-memory device``), mirrors, copies of gradients on their way at the end of a step

@@ -11,6 +11,7 @@ from megatron_bamboo.planner.placement import Placement
 from megatron_bamboo.planner.report import Report, ShownPipeline, run_lengths
 
 _GIGABYTE = 1e9
+_UNPROVEN = "*"
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -90,10 +91,16 @@ def templates_table(report: Report) -> Table:
     has_memory = report.templates[0].memory is not None
     table = _table("Templates, planned for 4 microbatches a stage", heads, has_memory)
     for template in report.templates:
-        units = run_lengths(template.spans) + ("" if template.is_proven else " (best found)")
+        nodes = f"{len(template.spans)}{'' if template.is_proven else _UNPROVEN}"
         times = (f"{template.slowest_seconds:.6g}", f"{template.planned_seconds:.6g}")
-        table.add_row(str(len(template.spans)), units, *times, *_most(template.memory))
+        table.add_row(nodes, run_lengths(template.spans), *times, *_most(template.memory))
     return table
+
+
+def unproven(report: Report) -> Iterator[str]:
+    """What the mark at some templates means, if one has it."""
+    if not all(template.is_proven for template in report.templates):
+        yield f"{_UNPROVEN} the best found that fits into memory; a faster cut may have been missed"
 
 
 def pipelines_table(report: Report) -> Table:

@@ -1,4 +1,4 @@
-"""What the planner counts is no less than what a run's own prediction says after a takeover."""
+"""What the planner counts is what a run's own prediction says after a takeover, and little more."""
 
 from itertools import pairwise
 
@@ -36,8 +36,9 @@ def test_it_covers_every_takeover(bounds: tuple[int, ...]) -> None:
         replicas = shadows_of(placement)
         schedule = steady_schedule(compute, placement, replicas, Redundancy.LAZY)
         whole = add_tail(schedule, tied=False)
-        needs = footprint(whole, node, stages, MESSAGE).at_peak
-        assert held_by_device(needs, on_host=False) <= counted.total(num_microbatches)
+        needs = held_by_device(footprint(whole, node, stages, MESSAGE).at_peak, on_host=False)
+        total = counted.total(num_microbatches)
+        assert 0.9 * total <= needs <= total
 
 
 def test_without_a_loss_a_node_needs_less() -> None:

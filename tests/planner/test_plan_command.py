@@ -86,6 +86,20 @@ def test_a_picture(files: Path) -> None:
     assert (files / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_cut_that_is_not_proven_is_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Many unequal units and little memory: more beginnings of cuts than are kept."""
+    sizes = [{"state_bytes": 50 + 37 * n % 100, "activation_bytes": 1} for n in range(24)]
+    units = [{"forward": 1, "backward": 1 + n % 5, **size} for n, size in enumerate(sizes)]
+    (tmp_path / "many.json").write_text(json.dumps({"units": units}))
+    flags = "--nodes 6 --microbatches 24 --min-stages 6 --fault-tolerance 0 --memory 1240"
+    assert plan(tmp_path, "many", flags) == 0
+    told = capsys.readouterr().out
+    assert "\n     6*  " in told
+    assert "* the best found that fits into memory; a faster cut may have been missed\n" in told
+
+
 def test_few_words_for_many_stages() -> None:
     assert run_lengths(((0, 3), (3, 4), (4, 5), (5, 6), (6, 8))) == "3, 1 x3, 2"
 
