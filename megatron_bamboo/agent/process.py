@@ -44,6 +44,9 @@ class NodeHandle(Protocol):
     def pid(self) -> int:
         """The process id of the agent, which is the node's process group."""
 
+    def has_ended(self) -> bool:
+        """Whether the agent is gone; its process id is not another's before ``wait``."""
+
     def kill(self) -> None:
         """End all processes of the node at once."""
 
@@ -78,6 +81,11 @@ class ForkedNode:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._reaped = False
+
+    def has_ended(self) -> bool:
+        """Whether the leader is gone; it is not reaped here."""
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return self._reaped or os.waitid(os.P_PID, self.pid, options) is not None
 
     def kill(self) -> None:
         """End the group at once. Its leader is reaped only by ``wait``: till then its id cannot

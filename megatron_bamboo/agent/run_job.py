@@ -48,7 +48,9 @@ def run_job(
         return Outcome(Status.FINISHED)
     (spec.job_dir / "logs").mkdir(parents=True, exist_ok=True)
     teller = Teller(spec.job_dir, say, advance)
-    nodes = LocalNodes(lambda node: start_node(_settings(spec, node)), spec.respawn_seconds)
+    nodes = LocalNodes(
+        lambda node: start_node(_settings(spec, node)), spec.respawn_seconds, spec.max_failures
+    )
     supervisor = Supervisor(spec, teller, nodes)
     outcome = Outcome(Status.FAILED, "its launcher failed")
     with adopted_orphans():

@@ -78,6 +78,10 @@ class Supervisor:
             if (failure := self._care(leader)) is not None:
                 return failure
             self._nodes.respawn()
+            if self._nodes.failure is not None:
+                logs = self._spec.job_dir / "logs"
+                message = f"{self._nodes.failure}; look at the logs in {logs}"
+                return Outcome(Status.NO_PROGRESS, message)
             self._wait(LOOK_SECONDS)
         until = time.monotonic() + GOODBYE_SECONDS
         while self._runs(self._look()) and time.monotonic() < until:

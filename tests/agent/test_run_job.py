@@ -2,6 +2,8 @@
 
 import os
 import threading
+import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +11,10 @@ import pytest
 from fake_training import main
 from launching import processes_of
 
-from megatron_bamboo.agent.agent import forked_node, forked_worker
+from megatron_bamboo.agent.agent import AgentSettings, StartNode, forked_node, forked_worker
 from megatron_bamboo.agent.job import Deadlines, Injection, JobShape, JobSpec
 from megatron_bamboo.agent.outcome import Outcome, Status
+from megatron_bamboo.agent.process import ForkedNode, NodeHandle, fork
 from megatron_bamboo.agent.run_job import run_job
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.observe.events import read_events
@@ -83,6 +86,53 @@ def test_training_that_cannot_go_on_ends_the_job_and_loses_no_node(tmp_path: Pat
     outcome, _ = run(JobSpec(NODES, SHAPE, tmp_path), *ways)
     assert (outcome.status, outcome.message) == (Status.FAILED, "step 2: the loss is nan")
     assert outcome.lost == ()
+
+
+def failing_at_first(node: str, times: int, start: StartNode) -> StartNode:
+    """Of a node so many starts end before its agent has said a word."""
+    starts: Counter[str] = Counter()
+
+    def start_node(settings: AgentSettings) -> NodeHandle:
+        starts[settings.node] += 1
+        if settings.node == node and starts[node] <= times:
+            return ForkedNode(fork(lambda: 1))
+        return start(settings)
+
+    return start_node
+
+
+def test_a_node_that_ends_before_its_hello_is_started_again(tmp_path: Path) -> None:
+    steps = 40
+    script = ["--stages", "3", "--pipelines", "2", "--iters", str(steps), "--pause", "0.02"]
+
+    def work() -> int:
+        if os.environ["BAMBOO_NODE"] == "node5.2":  # it has joined, and that is all
+            time.sleep(60)
+        return main(script)
+
+    spec = JobSpec(
+        NODES,
+        replace(SHAPE, train_iters=steps),
+        tmp_path,
+        (Injection.parse("node5@iter2:2.0B1"),),
+        respawn_seconds=0.1,
+    )
+    lines: list[str] = []
+    start_node = failing_at_first("node5.2", 2, forked_node(forked_worker(work)))
+    outcome = run_job(spec, start_node, lines.append)
+    assert (outcome.status, [node for node, _ in outcome.lost]) == (Status.FINISHED, ["node5"])
+    assert sum("node5 is back as node5.2" in line for line in lines) == 1
+
+
+def test_nodes_that_never_say_hello_end_the_job(tmp_path: Path) -> None:
+    spec = JobSpec(NODES, SHAPE, tmp_path, respawn_seconds=0.1, max_failures=3)
+    start_node = failing_at_first("node5", 99, forked_node(forked_worker(lambda: 1)))
+    outcome = run_job(spec, start_node, lambda _: None)
+    assert outcome.status is Status.NO_PROGRESS
+    assert outcome.message.endswith(
+        "more than 3 times since an iteration passed, at last node5; look at the logs in "
+        f"{tmp_path / 'logs'}"
+    )
 
 
 def test_a_checkpoint_of_the_last_step_leaves_nothing_to_train(tmp_path: Path) -> None:
