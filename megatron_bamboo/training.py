@@ -23,6 +23,7 @@ from megatron_bamboo.config import (
     check_options,
     parse_flags,
     read_costs,
+    without_nodes,
 )
 from megatron_bamboo.config.emulation import known_bandwidth
 from megatron_bamboo.errors import UserError
@@ -162,11 +163,8 @@ def run_phase(
 
 def _layout(phase: str, options: Options) -> Layout:
     if phase == "profile":
-        return check_options(
-            options,
-            num_nodes=options.parallel.pipeline_model_parallel_size,
-            workers_per_node=options.parallel.tensor_model_parallel_size,
-        )
+        alone, num_nodes = without_nodes(options)
+        return check_options(alone, num_nodes, options.parallel.tensor_model_parallel_size)
     return check_options(
         options,
         num_nodes=int(os.environ["BAMBOO_NUM_NODES"]),
@@ -242,7 +240,7 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
         lease_seconds=options.bamboo.bamboo_lease,
         group_timeout_seconds=60 * options.parallel.distributed_timeout_minutes,
         num_mirrors=options.bamboo.bamboo_mirror_gradients,
-        costs=read_costs(options.bamboo).to_json(),
+        costs=tuple(c.to_json() for c in read_costs(options.bamboo, layout.arrangement)),
     ).write(job_dir)
 
 

@@ -130,7 +130,7 @@ class Worker:
             node,
             self._plan,
             options.bamboo.bamboo_redundancy,
-            read_costs(options.bamboo),
+            read_costs(options.bamboo, arrangement)[self._plan.pipeline_of(node)],
             tied=not options.model.untie_embeddings_and_output_weights,
             sharded=layout.num_shards > 1,
             num_mirrors=options.bamboo.bamboo_mirror_gradients,

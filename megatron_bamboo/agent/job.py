@@ -42,12 +42,12 @@ class JobShape:
     """The longest wait of one worker for another."""
     num_mirrors: int = 0
     """Gradients that each stage sends its replica in a step."""
-    costs: str = EQUAL_COSTS.to_json()
-    """What redundant forwards are placed in gaps by, as JSON."""
+    costs: tuple[str, ...] = ()
+    """By pipeline what redundant forwards are placed in gaps by, as JSON; none: equal costs."""
 
-    def known_costs(self) -> Costs:
+    def costs_of(self, pipeline: int) -> Costs:
         """The costs."""
-        return Costs.from_json(self.costs)
+        return Costs.from_json(self.costs[pipeline]) if self.costs else EQUAL_COSTS
 
     def write(self, job_dir: Path) -> None:
         """Leave the shape where the launcher looks for it."""
@@ -72,7 +72,7 @@ class JobShape:
                 f"the script left no usable {path}: with BAMBOO_PHASE=prepare it must write "
                 f"{', '.join(sorted(expected))} there (see pretrain_gpt_bamboo.py)"
             )
-        return cls(arrangement, **values)
+        return cls(arrangement, costs=tuple(values.pop("costs")), **values)
 
 
 @dataclass(frozen=True, slots=True)

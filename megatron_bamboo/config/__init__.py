@@ -1,6 +1,7 @@
 """The options of a run: what there is, how it is read and checked, and what follows."""
 
-from megatron_bamboo.config.check import check_options, read_costs
+from megatron_bamboo.config.check import check_options
+from megatron_bamboo.config.costs import read_costs
 from megatron_bamboo.config.layout import Layout
 from megatron_bamboo.config.options import (
     BambooOptions,
@@ -15,6 +16,7 @@ from megatron_bamboo.config.options import (
     TrainingOptions,
 )
 from megatron_bamboo.config.parse import UNSUPPORTED, ExtraArgsProvider, parse_flags, parse_options
+from megatron_bamboo.config.pipelines import without_nodes
 
 __all__ = (
     "UNSUPPORTED",
@@ -34,4 +36,5 @@ __all__ = (
     "parse_flags",
     "parse_options",
     "read_costs",
+    "without_nodes",
 )

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from megatron_bamboo.config.costs import read_costs
 from megatron_bamboo.config.emulation import (
     EMULATED,
     LARGEST_BANDWIDTH,
@@ -18,17 +19,15 @@ from megatron_bamboo.config.options import (
     DataOptions,
     ModelOptions,
     Options,
-    ParallelOptions,
     PrecisionOptions,
     ReplicaMemory,
     flag_of,
     value_type,
 )
+from megatron_bamboo.config.pipelines import arrange
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.planner.arrangement import equal_pipelines
-from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
 from megatron_bamboo.schedule.redundancy import Redundancy
-from megatron_bamboo.schedule.schedule import MAX_CHUNKS, MAX_MICROBATCHES, MAX_STAGES
+from megatron_bamboo.schedule.schedule import MAX_MICROBATCHES
 
 LARGEST_SIZE = 2**31 - 1
 # Beyond, float32 could not hold what is scaled and unscaled.
@@ -45,37 +44,19 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
     Raises:
         UserError: with one line that says how to mend it.
     """
-    model, training, parallel = options.model, options.training, options.parallel
+    model, training, redundancy = (
+        options.model,
+        options.training,
+        options.bamboo.bamboo_redundancy,
+    )
     _check_sizes(options)
     _check_recomputation(model)
     check_emulation(model, options.bamboo)
     _check_checkpoints(options.checkpoint)
-    stages = parallel.pipeline_model_parallel_size
-    if stages > MAX_STAGES:
-        raise UserError(
-            f"--pipeline-model-parallel-size {stages} is more than the {MAX_STAGES} stages that a "
-            "pipeline can have: lower it"
-        )
     _check_tensor_size(options, workers_per_node)
-    if stages > model.num_layers:
-        raise UserError(
-            f"{stages} stages cannot share {model.num_layers} layers: lower "
-            "--pipeline-model-parallel-size or raise --num-layers"
-        )
-    if model.num_layers % stages:
-        raise UserError(
-            f"{model.num_layers} layers cannot be cut into {stages} equal stages: make "
-            f"--num-layers a multiple of --pipeline-model-parallel-size"
-        )
-    chunks = _count_chunks(model.num_layers // stages, parallel)
-    _check_costs(options.bamboo, stages, chunks)
-    if num_nodes % stages:
-        raise UserError(
-            f"{num_nodes} nodes do not make whole pipelines of {stages} stages: start "
-            f"{max(1, num_nodes // stages) * stages} nodes or change "
-            "--pipeline-model-parallel-size"
-        )
-    if stages == 1 and options.bamboo.bamboo_redundancy is not Redundancy.NONE:
+    arrangement = arrange(options, num_nodes)
+    read_costs(options.bamboo, arrangement)
+    if arrangement.pipelines[0].num_stages == 1 and redundancy is not Redundancy.NONE:
         raise UserError(
             "a pipeline of one stage has no neighbour to hold its replica: use "
             "--bamboo-redundancy none or --pipeline-model-parallel-size 2 or more"
@@ -84,62 +65,25 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
     _check_deferred(options.bamboo)
     _check_bandwidth(model, options.bamboo)
     _check_replica_memory(options.bamboo)
-    pipelines = num_nodes // stages
-    _check_verification(options.bamboo, pipelines)
-    batch = training.global_batch_size or training.micro_batch_size * pipelines
-    if batch % (training.micro_batch_size * pipelines):
-        raise UserError(
-            f"--global-batch-size {batch} does not divide into microbatches of "
-            f"{training.micro_batch_size} over {pipelines} pipelines: make it a multiple of "
-            f"{training.micro_batch_size * pipelines}"
-        )
-    microbatches = batch // (training.micro_batch_size * pipelines)
-    _check_amount(microbatches, training.train_iters, batch)
+    num_pipelines = len(arrangement.pipelines)
+    _check_verification(options.bamboo, num_pipelines)
+    batch = training.micro_batch_size * arrangement.total_microbatches
+    _check_amount(training.train_iters, batch)
     _check_files(options.data)
-    per_chunk = model.num_layers // (stages * chunks)
     return Layout(
-        arrangement=equal_pipelines(stages, pipelines, microbatches, per_chunk, chunks),
+        arrangement=arrangement,
         global_batch_size=batch,
         tensor_size=workers_per_node,
-        num_shards=pipelines if options.optimizer.use_distributed_optimizer else 1,
+        num_shards=num_pipelines if options.optimizer.use_distributed_optimizer else 1,
     )
 
 
-def read_costs(options: BambooOptions) -> Costs:
-    """The costs by which redundant forwards are placed in gaps.
-
-    Raises:
-        UserError: the file is not there or holds no costs.
-    """
-    if options.bamboo_costs is None:
-        return EQUAL_COSTS
-    try:
-        return Costs.from_json(Path(options.bamboo_costs).read_text())
-    except OSError as error:
-        raise UserError(f"--bamboo-costs {options.bamboo_costs}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"--bamboo-costs {options.bamboo_costs}: {error}") from error
-
-
-def _check_amount(microbatches: int, train_iters: int, batch: int) -> None:
-    if microbatches > MAX_MICROBATCHES:
-        raise UserError(
-            f"{microbatches} microbatches are more than the {MAX_MICROBATCHES} that a pipeline can "
-            "have: lower --global-batch-size or raise --micro-batch-size"
-        )
+def _check_amount(train_iters: int, batch: int) -> None:
     if train_iters * batch > LARGEST_SIZE:
         raise UserError(
             f"{train_iters} steps of {batch} samples are more than {LARGEST_SIZE} samples: lower "
             "--train-iters or --global-batch-size"
         )
-
-
-def _check_costs(options: BambooOptions, num_stages: int, num_chunks: int) -> None:
-    costs = read_costs(options)
-    try:
-        costs.check_shape(num_stages, num_chunks)
-    except ValueError as error:
-        raise UserError(f"--bamboo-costs: {error}") from error
 
 
 def _check_mirrors(options: BambooOptions) -> None:
@@ -251,27 +195,6 @@ def _check_tensor_size(options: Options, workers_per_node: int) -> None:
             "--sequence-parallel needs --tensor-model-parallel-size 2 or more, and a --seq-length "
             "that is a multiple of it"
         )
-
-
-def _count_chunks(layers_per_stage: int, parallel: ParallelOptions) -> int:
-    layers_per_chunk = parallel.num_layers_per_virtual_pipeline_stage or layers_per_stage
-    if layers_per_stage % layers_per_chunk:
-        raise UserError(
-            f"the {layers_per_stage} layers of a stage cannot be cut into chunks of "
-            f"{layers_per_chunk}: change --num-layers-per-virtual-pipeline-stage"
-        )
-    chunks = layers_per_stage // layers_per_chunk
-    if chunks > MAX_CHUNKS:
-        raise UserError(
-            f"{chunks} chunks are more than the {MAX_CHUNKS} that a stage can have: raise "
-            "--num-layers-per-virtual-pipeline-stage"
-        )
-    if chunks > 1 and parallel.pipeline_model_parallel_size == 1:
-        raise UserError(
-            "interleaving needs at least 2 stages: leave out "
-            "--num-layers-per-virtual-pipeline-stage or raise --pipeline-model-parallel-size"
-        )
-    return chunks
 
 
 def _check_sizes(options: Options) -> None:

@@ -172,6 +172,16 @@ class CheckpointOptions:
 class BambooOptions:
     """What this project adds."""
 
+    bamboo_pipelines: str | None = _option(
+        "unequal pipelines: the number of stages of each, like 3,2, or the layers of each stage, "
+        "like 2+2+1,3+2 (default: all of --pipeline-model-parallel-size)",
+        None,
+    )
+    bamboo_microbatches: str | None = _option(
+        "microbatches of each pipeline in a step, like 5,3 (default: equal ones for pipelines that "
+        "are cut alike, else those with which the slowest is fastest)",
+        None,
+    )
     bamboo_redundancy: Redundancy = _option(
         "redundant forward passes: none (no replicas), lazy (after a loss), eager (always) or "
         "bubble (where a pipeline waits anyway)",
@@ -208,7 +218,8 @@ class BambooOptions:
         "count what each worker's tensors take, and leave the peak in its event log", False
     )
     bamboo_costs: str | None = _option(
-        "with bubble: JSON file of what forwards and backwards take (default: 1 and 2)",
+        "JSON file of what forwards and backwards take, for the gaps that bubble fills and for how "
+        "many microbatches unequal pipelines get (default: 1 and 2, each layer the same)",
         None,
     )
     bamboo_lease: float = _option(

@@ -51,7 +51,7 @@ def predict(
     message, nodes = message_bytes(options, layout), list[NodeFootprint]()
     for number, shape in _different(layout):
         sizes = stage_sizes(options, layout, shape, vocab, provider, forward_step)
-        schedule = _schedule(options, layout, shape)
+        schedule = _schedule(options, layout, number)
         nodes += (
             NodeFootprint(
                 number,
@@ -78,10 +78,11 @@ def check_links(
         UserError: with how many they would carry.
     """
     bamboo, is_emulated = options.bamboo, options.model.transformer_impl == EMULATED
-    for _number, shape in _different(layout):
+    costs = read_costs(bamboo, layout.arrangement)
+    for number, shape in _different(layout):
         reason = mirrors_too_many(
-            _schedule(options, layout, shape, with_tail=False),
-            emulated_costs(options.model, bamboo, shape) if is_emulated else read_costs(bamboo),
+            _schedule(options, layout, number, with_tail=False),
+            emulated_costs(options.model, bamboo, shape) if is_emulated else costs[number],
             stage_sizes(options, layout, shape, vocab, provider, forward_step),
             message_bytes(options, layout),
             bandwidth * _MEGABYTE,
@@ -138,13 +139,12 @@ def _different(layout: Layout) -> Iterator[tuple[int, PipelineShape]]:
             yield number, shape
 
 
-def _schedule(
-    options: Options, layout: Layout, shape: PipelineShape, with_tail: bool = True
-) -> Schedule:
-    bamboo = options.bamboo
+def _schedule(options: Options, layout: Layout, pipeline: int, with_tail: bool = True) -> Schedule:
+    bamboo, shape = options.bamboo, layout.arrangement.pipelines[pipeline]
+    costs = read_costs(bamboo, layout.arrangement)[pipeline]
     compute = compute_schedule(shape.num_stages, shape.num_chunks, shape.num_microbatches)
     redundancy, mirrors = bamboo.bamboo_redundancy, bamboo.bamboo_mirror_gradients
-    protected = add_redundancy(compute, redundancy, read_costs(bamboo), mirrors)
+    protected = add_redundancy(compute, redundancy, costs, mirrors)
     if not with_tail:
         return lower(protected)
     is_tied = not options.model.untie_embeddings_and_output_weights

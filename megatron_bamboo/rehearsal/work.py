@@ -92,7 +92,7 @@ class _Pipeline:
         own = pipelines[number]
         self._sizes = (own.num_stages, own.num_chunks, own.num_microbatches)
         self._redundancy = Redundancy(shape.redundancy)
-        self._costs = shape.known_costs()
+        self._costs = shape.costs_of(number)
         self._num_mirrors = shape.num_mirrors
         first = sum(pipeline.num_stages for pipeline in pipelines[:number])
         self._ranks = [f"node{first + stage}" for stage in range(own.num_stages)]

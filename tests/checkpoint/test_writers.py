@@ -4,7 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_bamboo.checkpoint.writers import writers_of
-from megatron_bamboo.planner.arrangement import equal_pipelines
+from megatron_bamboo.planner.arrangement import (
+    Arrangement,
+    PipelineShape,
+    equal_pipelines,
+    spans_of_layers,
+)
 from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss
 
 
@@ -75,3 +80,18 @@ def test_each_stage_is_written_by_one_live_primary(
             assert node in plan.nodes
             for stage in writers.stages_of(worker):
                 assert any(pipe.stages[stage] == node for pipe in plan.pipelines)
+
+
+def test_each_unit_is_written_once_where_pipelines_are_cut_apart() -> None:
+    """By pipelines that are cut alike, here the first and the last; shares by all primaries."""
+    cuts = ((1, 2, 1), (2, 2), (1, 2, 1))
+    arrangement = Arrangement(tuple(PipelineShape(spans_of_layers(cut), 2) for cut in cuts))
+    plan = initial_plan([f"node{n}" for n in range(8)], arrangement, "lazy")
+    writers = writers_of(plan, 1)
+    assert dict(zip(writers.workers, writers.stages, strict=True)) == {
+        **{"node0": (0,), "node6": (1,), "node2": (2,)},
+    }
+    shares = writers_of(plan, 1, sharded=True)
+    assert [shares.shares_of(f"node{n}") for n in range(8)] == [
+        *[(0,), (1,), (2,), (0,), (1,), (0,), (1,), (2,)],
+    ]

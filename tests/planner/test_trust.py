@@ -5,7 +5,12 @@ from dataclasses import replace
 import pytest
 
 from megatron_bamboo.membership.decision import StepDecision
-from megatron_bamboo.planner.arrangement import equal_pipelines
+from megatron_bamboo.planner.arrangement import (
+    Arrangement,
+    PipelineShape,
+    equal_pipelines,
+    spans_of_layers,
+)
 from megatron_bamboo.planner.healing import heal
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 from megatron_bamboo.planner.trust import Copy, Difference, Kind, find_differences, plan_mends
@@ -125,3 +130,26 @@ def test_who_was_given_it_in_the_same_step_gets_it_again() -> None:
     planned = plan_mends(differences, lost, healing.made(), shared=False)
     (mend,) = planned
     assert (mend.source, set(mend.targets)) == ("node4", {"node1"} | given)
+
+
+def test_of_pipelines_that_are_cut_apart_units_are_compared_and_mended() -> None:
+    """Layer 8 comes before layer 10, and both before the head, in every pipeline."""
+    cuts = ((6, 5), (9, 1, 1))
+    arrangement = Arrangement(tuple(PipelineShape(spans_of_layers(cut), 1) for cut in cuts))
+    plan = initial_plan([f"node{n}" for n in range(5)], arrangement, "lazy")
+    wrong = [Copy(unit, 0, Kind.PARAMETERS, 0, False) for unit in ("head", "layer10", "layer8")]
+    digests = {
+        replace(copy, pipeline=pipeline, is_replica=is_replica): 5
+        for copy in wrong
+        for pipeline in range(2)
+        for is_replica in (False, True)
+    }
+    differences = find_differences(digests | dict.fromkeys(wrong, 1), plan, False)
+    assert {d.stage for d in differences} == {1}
+    planned = plan_mends(differences, plan, plan, shared=False)
+    assert [(mend.unit, mend.members) for mend in planned] == [
+        (unit, ("node0", "node1")) for unit in ("layer8", "layer10", "head")
+    ]
+    lost = plan_after_loss(plan, {"node0"}, NOT_APPLIED)
+    sources = {mend.unit: mend.source for mend in plan_mends(differences, plan, lost, False)}
+    assert sources == {"layer8": "node2", "layer10": "node4", "head": "node4"}

@@ -103,7 +103,7 @@ def _takeovers(job: FinishedJob, expected: Expected) -> Iterator[str]:
     wanted = []
     for victim in expected.victims:
         pipeline, stage = expected.place(victim)
-        shadow = expected.shape.node(pipeline, (stage - 1) % expected.shape.num_stages)
+        shadow = expected.shape.node(pipeline, (stage - 1) % expected.shape.stages[pipeline])
         wanted.append((victim, shadow, pipeline, stage))
     found = [
         (node_of(e["victim"]), node_of(e["shadow"]), e["pipeline"], e["stage"])
@@ -139,7 +139,7 @@ def _state_files(job: FinishedJob, expected: Expected) -> Iterator[str]:
 def _too_late(job: FinishedJob, expected: Expected) -> bool:
     """Whether the last loss came when no step was left to heal in, or left a node alone."""
     lost_in = [e["step"] for e in job.events("takeover")]
-    left = expected.shape.num_stages - len(expected.victims)
+    left = min(expected.shape.stages) - len(expected.victims)
     return bool(lost_in) and (max(lost_in) > expected.shape.num_steps - STEPS_TO_HEAL or left < 2)
 
 

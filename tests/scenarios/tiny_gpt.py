@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Any, Self
 
 from job_request import JobRequest
 
@@ -65,7 +66,8 @@ class Shape:
     """P stages, D pipelines, M microbatches in each; node numbers go pipeline by pipeline.
 
     ``variant`` names what is not as by default: flags of its own, see ``VARIANTS``. With redundancy
-    each stage sends its shadow K mirrors.
+    each stage sends its shadow K mirrors. A layer is a stage's, or a chunk's, unless their number
+    is given. For unequal pipelines see ``unequal``.
     """
 
     num_stages: int
@@ -76,19 +78,50 @@ class Shape:
     num_chunks: int = 1
     tensor_size: int = 1
     num_mirrors: int = 0
+    num_layers: int = 0
+    cuts: tuple[tuple[int, ...], ...] = ()
+    """By unequal pipeline the layers of each stage."""
+    shares: tuple[int, ...] = ()
+    """By unequal pipeline its microbatches."""
+
+    @classmethod
+    def unequal(
+        cls, cuts: tuple[tuple[int, ...], ...], shares: tuple[int, ...], **more: Any
+    ) -> Self:
+        """Pipelines with stages of so many layers, and so many microbatches."""
+        most, layers = max(map(len, cuts)), sum(cuts[0])
+        return cls(
+            most, len(cuts), max(shares), num_layers=layers, cuts=cuts, shares=shares, **more
+        )
+
+    @property
+    def layers(self) -> int:
+        """Of the model."""
+        return self.num_layers or self.num_stages * self.num_chunks
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """By pipeline how many it has."""
+        return tuple(map(len, self.cuts)) or (self.num_stages,) * self.num_pipelines
+
+    @property
+    def total_microbatches(self) -> int:
+        """Those of a step."""
+        return sum(self.shares) or self.num_microbatches * self.num_pipelines
 
     @property
     def num_nodes(self) -> int:
         """One node a stage."""
-        return self.num_stages * self.num_pipelines
+        return sum(self.stages)
 
     def node(self, pipeline: int, stage: int) -> str:
         """The node that a stage starts on."""
-        return f"node{pipeline * self.num_stages + stage}"
+        return f"node{sum(self.stages[:pipeline]) + stage}"
 
     def place(self, node: str) -> tuple[int, int]:
         """The pipeline and the stage that a node starts with."""
-        return divmod(int(node.removeprefix("node")), self.num_stages)
+        places = [(p, s) for p, number in enumerate(self.stages) for s in range(number)]
+        return places[int(node.removeprefix("node"))]
 
     def schedule(self, redundancy: str) -> Schedule:
         """What each worker of a pipeline runs in an undisturbed step, but for the tail."""
@@ -113,6 +146,9 @@ class Shape:
 
     def __str__(self) -> str:
         sizes = f"P{self.num_stages}-D{self.num_pipelines}-M{self.num_microbatches}"
+        if self.cuts:
+            cuts = "_".join("+".join(map(str, cut)) for cut in self.cuts)
+            sizes = f"{cuts}-M{'_'.join(map(str, self.shares))}"
         more = [f"C{self.num_chunks}"] * (self.num_chunks > 1)
         more += [f"T{self.tensor_size}"] * (self.tensor_size > 1)
         more += [f"K{self.num_mirrors}"] * (self.num_mirrors > 0)
@@ -143,17 +179,15 @@ def prepare_text(folder: Path) -> None:
 
 def flags(data: Path, shape: Shape, redundancy: str) -> tuple[str, ...]:
     """Megatron's flags; dropout, tied embeddings and clipping are on, as by default."""
-    values = {
-        "num-layers": shape.num_stages * shape.num_chunks,
-        "num-layers-per-virtual-pipeline-stage": 1,
+    values: dict[str, object] = {
+        "num-layers": shape.layers,
         "tensor-model-parallel-size": shape.tensor_size,
         "hidden-size": 32,
         "num-attention-heads": 2,
         "seq-length": SEQUENCE_LENGTH,
         "max-position-embeddings": SEQUENCE_LENGTH,
-        "pipeline-model-parallel-size": shape.num_stages,
         "micro-batch-size": 1,
-        "global-batch-size": shape.num_microbatches * shape.num_pipelines,
+        "global-batch-size": shape.total_microbatches,
         "train-iters": shape.num_steps,
         "lr": 1e-2,
         "clip-grad": 1.0,
@@ -162,6 +196,13 @@ def flags(data: Path, shape: Shape, redundancy: str) -> tuple[str, ...]:
         "distributed-timeout-minutes": 0.75,
         "bamboo-redundancy": redundancy,
     }
+    if shape.cuts:
+        values["bamboo-pipelines"] = ",".join("+".join(map(str, cut)) for cut in shape.cuts)
+        values["bamboo-microbatches"] = ",".join(map(str, shape.shares))
+    else:
+        per_chunk = shape.layers // (shape.num_stages * shape.num_chunks)
+        values["pipeline-model-parallel-size"] = shape.num_stages
+        values["num-layers-per-virtual-pipeline-stage"] = per_chunk
     words = [w for name, v in values.items() for w in (f"--{name}", str(v))]
     return (*words, *shape.flags(redundancy), *_vocabulary(data))
 
