@@ -6,6 +6,7 @@ before any worker exists; then on every node, to train (``worker.py``).
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -246,6 +247,8 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
 
 def _train(script: Script, options: Options, layout: Layout) -> int:
     """Train on this node until the last step."""
+    # Whoever says so to one process of a node means its machine.
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGTERM))
     _prepare_torch()
     environment = WorkerEnvironment.read()
     client = StoreClient(

@@ -29,6 +29,7 @@ from megatron_bamboo.agent.process import (
     spawn,
 )
 from megatron_bamboo.agent.watch import NodeWatch, WatchedWorker
+from megatron_bamboo.cloud.watch import NO_SOURCE, NoticeWatch, source_of
 from megatron_bamboo.membership.signs import SignPage
 from megatron_bamboo.observe.events import EventLog
 
@@ -46,6 +47,8 @@ class AgentSettings:
     lease_seconds: float
     patience_seconds: float
     """How long to look for a coordinator that answers."""
+    notices: str = NO_SOURCE
+    """Who says that its machine is to be taken (``cloud/watch.py``)."""
 
 
 StartWorker = Callable[[Mapping[str, str]], WorkerHandle]
@@ -54,7 +57,7 @@ StartNode = Callable[[AgentSettings], NodeHandle]
 
 def spawned_worker(command: Sequence[str]) -> StartWorker:
     """Workers that are started as a program of their own."""
-    return lambda environment: spawn(command, environment)
+    return lambda environment: spawn(command, environment, ignores_sigterm=True)
 
 
 def forked_worker(main: Callable[[], int]) -> StartWorker:
@@ -63,6 +66,8 @@ def forked_worker(main: Callable[[], int]) -> StartWorker:
 
     def start(environment: Mapping[str, str]) -> WorkerHandle:
         def enter() -> int:
+            # Until it can pass the signal on; its agent gets one too.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             os.environ.clear()
             os.environ.update(environment)
             return main()
@@ -85,9 +90,12 @@ def run_agent(settings: AgentSettings, start_worker: StartWorker) -> NoReturn:
     os.setsid()
     _redirect_output(settings.job_dir / "logs" / f"{settings.node}.log")
     start_guard()
+    notices = NoticeWatch(source_of(settings.notices, settings.node))
+    # A machine that is to be taken is told so with this signal by Slurm, and by others.
+    signal.signal(signal.SIGTERM, lambda *_: notices.signalled("SIGTERM"))
     events = EventLog(settings.job_dir / "events", settings.node)
     try:
-        if _run_node(settings, start_worker, events):
+        if _run_node(settings, start_worker, events, notices):
             # Its guard ends what is left.
             os._exit(0)
     # Shown in the node's log, before the signal below ends this process.
@@ -99,7 +107,9 @@ def run_agent(settings: AgentSettings, start_worker: StartWorker) -> NoReturn:
     raise AssertionError("a killed process ran on")
 
 
-def _run_node(settings: AgentSettings, start_worker: StartWorker, events: EventLog) -> bool:
+def _run_node(
+    settings: AgentSettings, start_worker: StartWorker, events: EventLog, notices: NoticeWatch
+) -> bool:
     """Watch a node's workers until its job is over; whether it has left it in good order."""
     link = CoordinatorLink(
         settings.node, settings.store, settings.job_dir, settings.patience_seconds, events
@@ -113,7 +123,10 @@ def _run_node(settings: AgentSettings, start_worker: StartWorker, events: EventL
         workers[name] = WatchedWorker(worker, page, HangJudge(settings.lease_seconds))
         events.emit("worker_started", worker=name, pid=worker.pid, agent=os.getpid())
         link.report({"op": "started", "worker": name, "pid": worker.pid})
-    NodeWatch(link, workers, events, settings.lease_seconds).run()
+    notices.start()
+    NodeWatch(link, workers, events, settings.lease_seconds, notices).run()
+    if link.has_left:
+        notices.acknowledge()
     return link.has_left
 
 

@@ -32,7 +32,7 @@ from megatron_bamboo.membership.decision import (
     decide_step,
     parse_record,
 )
-from megatron_bamboo.membership.leaving import NOTICED
+from megatron_bamboo.membership.leaving import NOTICED, REMARK
 from megatron_bamboo.membership.raised import all_raised_alike, script_error
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.membership.workers import node_of
@@ -84,7 +84,7 @@ class Coordinator:
         self._shape = shape
         self._headway = Headway(shape, table, self.members, events, reporter)
         self._steps_in_epoch = 0
-        for prefix in ("passed/", "record/", "saved/", "ready/", NOTICED, FAILED_KEY):
+        for prefix in ("passed/", "record/", "saved/", "ready/", NOTICED, REMARK, FAILED_KEY):
             table.subscribe(prefix, lambda _, __: self.members.news.set())
 
     async def run(self) -> None:

@@ -7,7 +7,7 @@ need anything of it: when a step has passed without it, or the epoch in which it
 
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.agent.report import Reporter
-from megatron_bamboo.membership.leaving import DRAINED, GOING, NOTICED, RELEASED, Notice
+from megatron_bamboo.membership.leaving import DRAINED, GOING, NOTICED, RELEASED, REMARK, Notice
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.planner.draining import can_go
 from megatron_bamboo.planner.plan import Plan
@@ -39,6 +39,9 @@ class Drainer:
             self._say(node, notice)
             if not notice.is_over and self._is_idle(node, plan):
                 self._members.dismiss(node)
+        for node, text in self._under(REMARK).items():
+            remark = text.decode()
+            self._reporter.once(f"{REMARK}{node}/{remark}", f"{node}: {remark}")
         for node, cause in self._members.drained.items():
             self._reporter.once(f"{DRAINED}{node}", f"drained {node} ({cause})")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from megatron_bamboo.checkpoint.moments import SaveMoment
+from megatron_bamboo.cloud.watch import NO_SOURCE
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.lives import first_life
 from megatron_bamboo.planner.arrangement import Arrangement
@@ -161,6 +162,8 @@ class JobSpec:
     """So long after its loss a node is started again, as a standby; None for never."""
     max_failures: int = MOST_FAILURES
     """How often nodes may be lost while no step passes, before the job ends."""
+    notices: str = NO_SOURCE
+    """Who says to each node that its machine is to be taken (``cloud/watch.py``)."""
 
 
 def check_victims(

@@ -93,7 +93,9 @@ class CoordinatorLink:
         return False
 
     def report(self, fact: Mapping[str, Any]) -> None:
-        """Say something that every coordinator must know."""
+        """Say something that every coordinator must know; of notices only the newest."""
+        if fact["op"] == "notice":
+            self._facts = [known for known in self._facts if known["op"] != "notice"]
         self._facts.append(fact)
         if self._is_welcome:
             self._send(fact)

@@ -14,7 +14,7 @@ from typing import Any
 from megatron_bamboo.agent.job import LEASE_SECONDS
 from megatron_bamboo.agent.leases import Leases
 from megatron_bamboo.agent.long_waits import LongWaits
-from megatron_bamboo.membership.leaving import DRAINED, NOTICED, RELEASED, Notice
+from megatron_bamboo.membership.leaving import DRAINED, NOTICED, RELEASED, REMARK, Notice
 from megatron_bamboo.membership.lives import last_life
 from megatron_bamboo.membership.raised import Raised
 from megatron_bamboo.membership.store_server import AgentLink
@@ -187,6 +187,8 @@ class Members:
                     link.send({"op": "heard", "word": answer})
             case {"op": "notice", "notice": str(text)}:
                 self._noticed(link.node, Notice.from_json(text))
+            case {"op": "remark", "text": str(text)}:
+                self._table.set(f"{REMARK}{link.node}", text.encode())
             case {"op": "exited", "worker": str(worker), "status": int(status)}:
                 self._worker_exited(link.node, worker, status)
 

@@ -114,16 +114,20 @@ def spawn(
     new_session: bool = False,
     output: IO[str] | None = None,
     descriptors: Sequence[int] = (),
+    ignores_sigterm: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a program that dies with this process.
 
     Args:
         output: takes what it prints; else that goes where this process's goes.
         descriptors: what it inherits, besides its standard streams.
+        ignores_sigterm: until it handles the signal itself.
     """
     parent = os.getpid()
 
     def prepare() -> None:
+        if ignores_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
         _die_with(parent)
 

@@ -37,6 +37,7 @@ from megatron_bamboo.agent.process import blocked_interrupts, spawn
 from megatron_bamboo.agent.run_job import run_job
 from megatron_bamboo.agent.sizes import check_order
 from megatron_bamboo.agent.telling import LOSSES_FILE
+from megatron_bamboo.cloud.watch import NO_SOURCE, source_of
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.rehearsal.fault import LOSSES
 from megatron_bamboo.schedule.redundancy import Redundancy
@@ -117,6 +118,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answer Prometheus there; without HOST only on this machine (127.0.0.1), and port 0 "
         "is any free one (default: nowhere)",
     )
+    parser.add_argument(
+        "--notices",
+        default=NO_SOURCE,
+        metavar="SOURCE",
+        help="who says that a node's machine is to be taken, so that it leaves in time: aws, gcp "
+        "or azure (the machine's metadata server), file:PATH (while that file is there; {node} in "
+        "it is the node's name), none (the default); SIGTERM to a node always says so",
+    )
     parser.add_argument("script", help="the training script, like pretrain_gpt_bamboo.py")
     parser.add_argument("script_args", nargs=argparse.REMAINDER, help="the script's own options")
 
@@ -151,6 +160,7 @@ def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
                 write_faults=faults,
                 respawn_seconds=args.respawn,
                 max_failures=args.max_failures,
+                notices=args.notices,
             )
             _check_shape(spec, args.workers_per_node)
             with _screen(shape.start_step, shape.train_iters) as (say, advance):
@@ -183,6 +193,7 @@ def _checked_injections(
             f"--respawn {args.respawn:g}: give more than 0 seconds, and at most "
             f"{LONGEST_DEADLINE:.0f} (a week)"
         )
+    source_of(args.notices, nodes[0])
     if args.workers_per_node < 1:
         raise UserError(f"--workers-per-node {args.workers_per_node}: start at least one worker")
     if not Path(args.script).is_file():

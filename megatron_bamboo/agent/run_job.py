@@ -84,7 +84,7 @@ def _settings(spec: JobSpec, node: str) -> AgentSettings:
         worker_name(node, t, size): worker_environment(spec, node, t, store) for t in range(size)
     }
     lease, patience = spec.shape.lease_seconds, spec.deadlines.store_seconds
-    return AgentSettings(node, store, spec.job_dir, workers, lease, patience)
+    return AgentSettings(node, store, spec.job_dir, workers, lease, patience, spec.notices)
 
 
 def _with_injections(outcome: Outcome, spec: JobSpec) -> Outcome:

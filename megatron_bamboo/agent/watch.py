@@ -12,6 +12,7 @@ from megatron_bamboo.agent.hangs import HangJudge
 from megatron_bamboo.agent.leases import beat_seconds
 from megatron_bamboo.agent.link import CoordinatorLink
 from megatron_bamboo.agent.process import WorkerHandle
+from megatron_bamboo.cloud.watch import NoticeWatch
 from megatron_bamboo.membership.clock import PatientClock
 from megatron_bamboo.membership.signs import SignPage
 from megatron_bamboo.membership.waits import Wait
@@ -52,8 +53,10 @@ class NodeWatch:
         workers: Mapping[str, WatchedWorker],
         events: EventLog,
         lease_seconds: float,
+        notices: NoticeWatch,
     ) -> None:
         self._link = link
+        self._notices = notices
         self._events = events
         self._lease_seconds = lease_seconds
         self._beat_seconds = beat_seconds(lease_seconds)
@@ -70,6 +73,9 @@ class NodeWatch:
         """
         while not self._link.is_over():
             self._look_for_hangs()
+            for fact in self._notices.take():
+                self._events.emit("notices", **fact)
+                self._link.report(fact)
             wait = min(LOOK_SECONDS, self._next_beat - time.monotonic())
             for descriptor in self._await(max(0.0, wait)):
                 if descriptor in self._ends:

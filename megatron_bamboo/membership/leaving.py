@@ -12,6 +12,8 @@ NOTICED = "noticed/"
 GOING = "going/"
 RELEASED = "released/"
 DRAINED = "drained/"
+REMARK = "remark/"
+"""What else an agent has to say of its machine, for people."""
 
 
 @dataclass(frozen=True, slots=True)

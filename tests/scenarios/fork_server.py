@@ -158,6 +158,7 @@ def _prepare_and_run(request: JobRequest, lines: list[str]) -> Outcome:
         standbys=standbys,
         write_faults=faults,
         respawn_seconds=request.respawn_seconds,
+        notices=request.notices,
     )
     start_worker = forked_worker(lambda: _work(request))
     if not request.namespaces:

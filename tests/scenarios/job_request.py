@@ -22,6 +22,7 @@ class JobRequest:
     """Prefix of the network namespaces that nodes and launcher live in; by default none."""
     num_standbys: int = 0
     respawn_seconds: float | None = None
+    notices: str = "none"
 
     @property
     def job_dir(self) -> Path:

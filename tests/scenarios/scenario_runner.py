@@ -39,6 +39,7 @@ class ScenarioRunner:
         namespaces: str = "",
         num_standbys: int = 0,
         respawn_seconds: float | None = None,
+        notices: str = "none",
     ) -> RunningJob:
         """Start a job."""
         folder = self._folder / f"job{next(self._numbers)}"
@@ -51,6 +52,7 @@ class ScenarioRunner:
                 namespaces=namespaces,
                 num_standbys=num_standbys,
                 respawn_seconds=respawn_seconds,
+                notices=notices,
             )
         )
 
