@@ -57,8 +57,10 @@ class History:
     """Stages that a shadow has taken over."""
     changes: int = 0
     """Planned changes that were made."""
+    drained: int = 0
+    """Nodes that left without a loss."""
     returned: int = 0
-    """Lost nodes that joined again."""
+    """Lost or drained nodes that joined again."""
     saves: int = 0
     failed_saves: int = 0
     saved_step: int | None = None
@@ -90,6 +92,8 @@ def _after_event(history: History, event: Mapping[str, Any]) -> History:
         case "loss":
             loss = Loss(event["node"], event["cause"], event["unix"])
             return replace(history, losses=(*history.losses, loss))
+        case "drained":
+            return replace(history, drained=history.drained + 1)
         case "agent_joined" if last_life(event["node"]) is not None:
             return replace(history, returned=history.returned + 1)
         case "checkpoint" if event["failure"] is None:

@@ -20,7 +20,8 @@ def metrics_of(status: JobStatus) -> Iterator[Metric]:
     yield _counter("samples", "Samples of these steps", progress.samples)
     yield _counter("takeovers", "Stages that a shadow took over", totals.takeovers)
     yield _counter("planned_changes", "Planned changes that were made", totals.changes)
-    yield _counter("nodes_returned", "Lost nodes that joined again", totals.returned)
+    yield _counter("nodes_drained", "Nodes that left without a loss", totals.drained)
+    yield _counter("nodes_returned", "Lost or drained nodes that joined again", totals.returned)
     kinds = Counter(loss.kind for loss in totals.losses)
     yield _labelled(
         "node_losses",

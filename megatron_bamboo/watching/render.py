@@ -44,8 +44,9 @@ def _facts(status: JobStatus) -> Iterator[str]:
     yield _lead(status)
     totals = status.totals
     yield (
-        f"{len(status.nodes)} nodes train; lost so far {len(totals.losses)}, returned "
-        f"{totals.returned}; takeovers {totals.takeovers}, planned changes {totals.changes}"
+        f"{len(status.nodes)} nodes train; lost so far {len(totals.losses)}, drained "
+        f"{totals.drained}, returned {totals.returned}; takeovers {totals.takeovers}, planned "
+        f"changes {totals.changes}"
     )
     if status.standbys:
         yield f"standbys: {', '.join(map(_standby, status.standbys))}"

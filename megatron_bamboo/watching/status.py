@@ -86,6 +86,7 @@ class Totals:
     takeovers: int
     changes: int
     losses: tuple[Loss, ...]
+    drained: int
     returned: int
     saves: int
     failed_saves: int

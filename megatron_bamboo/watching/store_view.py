@@ -18,12 +18,13 @@ from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE, Address, Signpost
 from megatron_bamboo.membership.clock import boot_time
 from megatron_bamboo.membership.journal import JOURNAL_FILE, Leader, is_alive
+from megatron_bamboo.membership.leaving import DRAINED, GOING
 from megatron_bamboo.membership.snapshot import Snapshot, snapshot
 from megatron_bamboo.watching.history import History
 
 RECENT_STEPS = 20
 """So many of the newest steps' reports are read."""
-_PREFIXES = ("agent/", "called/", "finished/", "ready/")
+_PREFIXES = ("agent/", "called/", "finished/", "ready/", GOING, DRAINED)
 
 
 @dataclass(frozen=True, slots=True)

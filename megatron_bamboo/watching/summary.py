@@ -8,6 +8,7 @@ from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.report import REPORTED_KEY
 from megatron_bamboo.membership.assignment import called_key
 from megatron_bamboo.membership.decision import StepReport
+from megatron_bamboo.membership.leaving import DRAINED, GOING
 from megatron_bamboo.membership.workers import workers_of
 from megatron_bamboo.planner.healing import Vacancy, vacancies
 from megatron_bamboo.planner.plan import Plan, Transfer
@@ -55,6 +56,7 @@ def status_of(view: StoreView) -> JobStatus:
             history.takeovers,
             history.changes,
             history.losses,
+            history.drained,
             history.returned,
             history.saves,
             history.failed_saves,
@@ -167,9 +169,10 @@ def _role(plan: Plan, transfer: Transfer) -> str:
 
 
 def _standbys(view: StoreView, plan: Plan) -> tuple[StandbyStatus, ...]:
-    """Those that have joined, train nothing and were not lost."""
+    """Those that have joined, train nothing, were not lost and do not leave."""
     busy = {*plan.nodes, *(loss.node for loss in view.history.losses)}
-    busy |= {key.removeprefix("finished/") for key in view.keys if key.startswith("finished/")}
+    for prefix in ("finished/", GOING, DRAINED):
+        busy |= {key.removeprefix(prefix) for key in view.keys if key.startswith(prefix)}
     joined = [key.removeprefix("agent/") for key in view.keys if key.startswith("agent/")]
     return tuple(_standby(view, plan, node) for node in joined if node not in busy)
 

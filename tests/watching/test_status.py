@@ -20,7 +20,7 @@ job runs/tale: running
 step 7 of 100, 0.25 s for it (median of the last 0.25 s), about 0:00:23 left
 samples 112, loss 1.428571, learning rate 1.000E-03, gradient norm 1.500
 epoch 2, coordinator 1 (process 4711) at 127.0.0.1:4242
-6 nodes train; lost so far 1, returned 0; takeovers 1, planned changes 0
+6 nodes train; lost so far 1, drained 0, returned 0; takeovers 1, planned changes 0
 standbys: node7
 one node alone holds stage 1 of pipeline 0 since step 5 (01:46:55), stage 2 of pipeline 0 since
 step 5 (01:46:55)
@@ -93,6 +93,16 @@ def test_a_standby_is_shown_with_the_place_that_it_is_called_for() -> None:
     assert status_of(story.view()).standbys == (StandbyStatus("node6"),)
 
 
+def test_a_node_that_leaves_is_no_standby_and_counts_when_it_has_left() -> None:
+    story = Story(standbys=("node6",)).begin().train(5)
+    story.keys["going/node6"] = b"0 5"
+    assert status_of(story.view()).standbys == ()
+    story.keys["drained/node6"] = b"bamboo drain"
+    story.event("drained", node="node6", cause="bamboo drain", stays=False)
+    status = status_of(story.view())
+    assert (status.standbys, status.totals.drained) == ((), 1)
+
+
 def test_a_node_that_is_lost_or_has_finished_is_no_standby() -> None:
     story = Story(standbys=("node6", "node7")).begin().train(5)
     story.event("loss", node="node6", cause="its connection closed")
@@ -133,7 +143,7 @@ def test_before_the_first_step_only_what_is_known_is_shown() -> None:
         "job runs/tale: starting\n"
         "step 0 of 100\n"
         "no coordinator yet\n"
-        "0 nodes train; lost so far 0, returned 0; takeovers 0, planned changes 0\n"
+        "0 nodes train; lost so far 0, drained 0, returned 0; takeovers 0, planned changes 0\n"
         "no plan yet\n"
     )
 

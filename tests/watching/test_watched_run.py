@@ -96,7 +96,7 @@ def test_a_loss_is_seen_in_both_until_its_stages_have_replicas_again(launch: Lau
     assert shown.returncode == 0, shown.stderr
     assert "coordinator 2 (process " in shown.stdout
     assert "every stage has two holders" in shown.stdout
-    assert "lost so far 1, returned 0; takeovers 1, planned changes 1" in shown.stdout
+    assert "lost so far 1, drained 0, returned 0; takeovers 1, planned changes 1" in shown.stdout
     launch.wait(0)
     ended = json.loads(status_command(launch.job_dir, "--json").stdout)
     assert (ended["phase"], ended["ending"], ended["progress"]["step"]) == ("ended", "finished", 12)
