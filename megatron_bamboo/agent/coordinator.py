@@ -100,6 +100,7 @@ class Coordinator:
         await self._begin()
         members = self.members
         while True:
+            self._drainer.release(self._plan.epoch, self._headway.step)
             nodes = set(self._plan.nodes)
             lost = (nodes | self._drainer.going()) & members.lost.keys()
             done = {node for node in nodes if members.is_done(node)}
@@ -226,7 +227,6 @@ class Coordinator:
             self._note_change(report)
             if self._steps_in_epoch == STEPS_TO_FORM_GROUPS:
                 self._forget_older_groups()
-        self._drainer.release(self._plan.epoch, self._headway.step)
 
     def _note_change(self, report: StepReport) -> None:
         """A planned change is made when its step has passed."""
