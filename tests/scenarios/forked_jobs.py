@@ -71,6 +71,10 @@ class RunningJob:
         (worker,) = (e["pid"] for e in self.events("worker_started") if e["source"] == node)
         return {"group": -self.agents()[node], "agent": self.agents()[node], "worker": worker}
 
+    def wake(self, node: str) -> None:
+        """Let a stopped node go on."""
+        os.killpg(self.agents()[node], signal.SIGCONT)
+
     def wait_for_step(self, node: str, step: int) -> None:
         """Wait until a node has done something in a step."""
         log, sign = self.request.job_dir / "events" / f"{node}.jsonl", f'"step": {step},'

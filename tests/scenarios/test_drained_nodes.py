@@ -5,9 +5,9 @@ compares all copies of the state at the end with those of an undisturbed run.
 """
 
 import argparse
-import os
-import signal
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,8 +45,24 @@ def run_drain(job: RunningJob, node: str) -> None:
     drain_command.run(parser.parse_args([node, "--job-dir", str(job.request.job_dir)]))
 
 
-def wake(job: RunningJob, node: str) -> None:
-    os.killpg(job.agents()[node], signal.SIGCONT)
+STOPPED = ("--bamboo-lease", "18")  # far longer than a node is stopped here
+
+
+@contextmanager
+def in_step_3(
+    scenarios: ScenarioRunner,
+    shape: Shape,
+    redundancy: str,
+    *injections: str,
+    num_standbys: int = 0,
+    more_flags: Sequence[str] = (),
+) -> Iterator[RunningJob]:
+    """A job that does not come past step 3 meanwhile."""
+    faults, flags = (*injections, shape.pause(3)), (*STOPPED, *more_flags)
+    job = scenarios.start(shape, redundancy, *faults, num_standbys=num_standbys, more_flags=flags)
+    job.wait_for_event("fault")
+    yield job
+    job.wake(shape.node(0, shape.num_stages - 1))
 
 
 CASES = {
@@ -64,10 +80,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_nodes_leave_and_nothing_is_done_again(scenarios: ScenarioRunner, name: str) -> None:
     shape, redundancy, leaving, joined = CASES[name]
-    job = scenarios.start(shape, redundancy, num_standbys=len(joined))
-    job.wait_for_step("node1:0" if shape.tensor_size > 1 else "node1", 3)
-    for node in leaving:
-        assert drain(job, node, "--wait", "0") == 0
+    with in_step_3(scenarios, shape, redundancy, num_standbys=len(joined)) as job:
+        for node in leaving:
+            assert drain(job, node, "--wait", "0") == 0
     finished = job.finish(SECONDS)
     assert [event["node"] for event in finished.events("drained")] == leaving
     lines = "\n".join(finished.result.lines)
@@ -82,19 +97,17 @@ def test_nodes_leave_and_nothing_is_done_again(scenarios: ScenarioRunner, name: 
 def test_a_coordinator_that_dies_meanwhile_changes_nothing_of_a_drain(
     scenarios: ScenarioRunner, write: str
 ) -> None:
-    job = scenarios.start(ONE, "lazy", f"coordinator@after:{write}")
-    job.wait_for_step("node1", 3)
-    assert drain(job, "node1", "--wait", "0") == 0
+    with in_step_3(scenarios, ONE, "lazy", f"coordinator@after:{write}") as job:
+        assert drain(job, "node1", "--wait", "0") == 0
     finished = job.finish(SECONDS)
     assert sum("drained node1" in line for line in finished.result.lines) == 1
     assert scenarios.complaints(finished, Expected(ONE, "lazy", ())) == []
 
 
 def test_the_last_node_of_a_pipeline_waits_for_a_standby(scenarios: ScenarioRunner) -> None:
-    job = scenarios.start(PAIR, "lazy")
-    job.wait_for_step("node1", 3)
-    for node in ("node0", "node1"):
-        assert drain(job, node, "--wait", "0") == 0
+    with in_step_3(scenarios, PAIR, "lazy") as job:
+        for node in ("node0", "node1"):
+            assert drain(job, node, "--wait", "0") == 0
     finished = job.finish(SECONDS)
     lines = "\n".join(finished.result.lines)
     (drained,) = (event["node"] for event in finished.events("drained"))
@@ -105,15 +118,12 @@ def test_the_last_node_of_a_pipeline_waits_for_a_standby(scenarios: ScenarioRunn
     assert finished.result.lost == []
 
 
-STOPPED = ("--bamboo-lease", "18")  # far longer than a node is stopped here
-
-
 def test_a_notice_that_is_taken_back_in_time_changes_nothing(scenarios: ScenarioRunner) -> None:
     """Nothing moves before the first step has passed, and that one waits for this node."""
     job = scenarios.start(ONE, "lazy", "node1@iter1:1.0B1:stop", more_flags=STOPPED)
     job.wait_for_event("fault")
     assert drain(job, "node1", "--wait", "0") == drain(job, "node1", "--stay") == 0
-    wake(job, "node1")
+    job.wake("node1")
     finished = job.finish(SECONDS)
     assert "node1 stays (bamboo drain)" in "\n".join(finished.result.lines)
     assert finished.events("changed") == finished.events("drained") == []
@@ -127,12 +137,12 @@ def test_a_notice_that_proves_false_too_late_gives_a_standby(scenarios: Scenario
     job = scenarios.start(shape, "lazy", *stops, more_flags=STOPPED)
     job.wait_for_event("fault")
     assert drain(job, "node1", "--wait", "0") == 0
-    wake(job, "node1")
+    job.wake("node1")
     job.wait_for_event("let_go")
     assert drain(job, "node1", "--stay") == 0
     while len(job.events("fault")) < 2:
         time.sleep(0.02)
-    wake(job, "node0")
+    job.wake("node0")
     finished = job.finish(SECONDS)
     lines = "\n".join(finished.result.lines)
     assert "node1 is back as node1.2" in lines and "node1.2 takes stage 1 of pipeline 0" in lines
@@ -144,9 +154,8 @@ def test_a_notice_that_proves_false_too_late_gives_a_standby(scenarios: Scenario
 def test_who_dies_while_it_is_drained_is_lost_like_any_other(
     scenarios: ScenarioRunner, moment: str
 ) -> None:
-    job = scenarios.start(ONE, "eager", f"node1@change:{moment}")
-    job.wait_for_step("node1", 3)
-    assert drain(job, "node1", "--wait", "0") == 0
+    with in_step_3(scenarios, ONE, "eager", f"node1@change:{moment}") as job:
+        assert drain(job, "node1", "--wait", "0") == 0
     finished = job.finish(SECONDS)
     expected = Expected(ONE, "eager", ["node1"], knows_takeovers=False)
     assert scenarios.complaints(finished, expected) == []
@@ -156,12 +165,11 @@ def test_a_loss_meanwhile_is_handled_first_and_the_drain_comes_after(
     scenarios: ScenarioRunner,
 ) -> None:
     shape = replace(ONE, num_stages=4, num_steps=24)
-    job = scenarios.start(shape, "lazy", "node3@change:3COMMIT")
-    job.wait_for_step("node1", 3)
-    assert drain(job, "node1", "--wait", "0") == 0
+    with in_step_3(scenarios, shape, "lazy", "node2@change:2COMMIT") as job:
+        assert drain(job, "node0", "--wait", "0") == 0
     finished = job.finish(SECONDS)
-    assert [event["node"] for event in finished.events("drained")] == ["node1"]
-    expected = Expected(shape, "lazy", ["node3"], knows_takeovers=False)
+    assert [event["node"] for event in finished.events("drained")] == ["node0"]
+    expected = Expected(shape, "lazy", ["node2"], knows_takeovers=False)
     assert scenarios.complaints(finished, expected) == []
 
 
@@ -170,9 +178,8 @@ def test_a_node_leaves_a_job_that_saves_every_step(
 ) -> None:
     """It may be the one that leads the save of the very step in which it is let go."""
     flags = ("--save", str(tmp_path / "save"), "--save-interval", "1")
-    job = scenarios.start(ONE, "lazy", more_flags=flags)
-    job.wait_for_step("node0", 3)
-    assert drain(job, "node0", "--wait", "0") == 0
+    with in_step_3(scenarios, ONE, "lazy", more_flags=flags) as job:
+        assert drain(job, "node0", "--wait", "0") == 0
     finished = job.finish(SECONDS)
     saved = {event["step"]: event["failure"] for event in finished.events("checkpoint")}
     assert saved == dict.fromkeys(range(1, ONE.num_steps + 1))
@@ -181,14 +188,12 @@ def test_a_node_leaves_a_job_that_saves_every_step(
 
 
 def test_a_standby_leaves_at_once(scenarios: ScenarioRunner) -> None:
-    job = scenarios.start(ONE, "lazy", "node0@iter3:0.0B1:stop", num_standbys=1, more_flags=STOPPED)
-    job.wait_for_event("fault")
-    assert drain(job, "node3") == 0
-    with pytest.raises(UserError, match="node3 has left already"):
-        run_drain(job, "node3")
-    with pytest.raises(UserError, match="no node node9; it runs on node0, node1, node2"):
-        run_drain(job, "node9")
-    wake(job, "node0")
+    with in_step_3(scenarios, ONE, "lazy", num_standbys=1) as job:
+        assert drain(job, "node3") == 0
+        with pytest.raises(UserError, match="node3 has left already"):
+            run_drain(job, "node3")
+        with pytest.raises(UserError, match="no node node9; it runs on node0, node1, node2"):
+            run_drain(job, "node9")
     finished = job.finish(SECONDS)
     assert finished.events("changed") == []
     assert scenarios.complaints(finished, Expected(ONE, "lazy", ())) == []

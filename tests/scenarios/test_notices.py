@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from evidence import Expected
+from forked_jobs import RunningJob
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
@@ -25,10 +26,20 @@ def file_of(folder: Path) -> str:
     return f"file:{folder}/{{node}}.notice"
 
 
+STOPPED = ("--bamboo-lease", "18")  # far longer than a node is stopped here
+
+
+def heard_of(job: RunningJob, shape: Shape) -> None:
+    """Let a paused job go on when its coordinator has heard of a notice."""
+    job.wait_for_event("notice")
+    job.wake(shape.node(0, shape.num_stages - 1))
+
+
 def test_a_file_says_that_a_node_is_to_leave(scenarios: ScenarioRunner, tmp_path: Path) -> None:
-    job = scenarios.start(ONE, "eager", notices=file_of(tmp_path))
-    job.wait_for_step("node1", 3)
+    job = scenarios.start(ONE, "eager", ONE.pause(3), more_flags=STOPPED, notices=file_of(tmp_path))
+    job.wait_for_event("fault")
     (tmp_path / "node1.notice").write_text("30")
+    heard_of(job, ONE)
     finished = job.finish(SECONDS)
     (drained,) = finished.events("drained")
     assert drained["node"] == "node1"
@@ -41,9 +52,10 @@ def test_a_file_says_that_a_node_is_to_leave(scenarios: ScenarioRunner, tmp_path
 def test_sigterm_to_any_process_of_a_node_lets_it_leave(
     scenarios: ScenarioRunner, who: str
 ) -> None:
-    job = scenarios.start(ONE, "lazy")
-    job.wait_for_step("node1", 3)
+    job = scenarios.start(ONE, "lazy", ONE.pause(3), more_flags=STOPPED)
+    job.wait_for_event("fault")
     os.kill(job.processes("node1")[who], signal.SIGTERM)
+    heard_of(job, ONE)
     finished = job.finish(SECONDS)
     (drained,) = finished.events("drained")
     assert (drained["node"], drained["cause"]) == ("node1", "SIGTERM")
@@ -51,9 +63,10 @@ def test_sigterm_to_any_process_of_a_node_lets_it_leave(
 
 
 def test_sigterm_to_a_node_with_several_workers(scenarios: ScenarioRunner) -> None:
-    job = scenarios.start(SHARED, "lazy")
-    job.wait_for_step("node1:0", 3)
+    job = scenarios.start(SHARED, "lazy", SHARED.pause(3), more_flags=STOPPED)
+    job.wait_for_event("fault")
     os.killpg(job.agents()["node1"], signal.SIGTERM)
+    heard_of(job, SHARED)
     finished = job.finish(SECONDS)
     assert [event["node"] for event in finished.events("drained")] == ["node1"]
     assert scenarios.complaints(finished, Expected(SHARED, "lazy", ())) == []

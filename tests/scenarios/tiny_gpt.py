@@ -123,6 +123,11 @@ class Shape:
         places = [(p, s) for p, number in enumerate(self.stages) for s in range(number)]
         return places[int(node.removeprefix("node"))]
 
+    def pause(self, step: int) -> str:
+        """What stops the first pipeline's last node in a step: nothing passes until it is woken."""
+        last = self.num_stages - 1
+        return f"{self.node(0, last)}@iter{step}:{last}.0F1:stop"
+
     def schedule(self, redundancy: str) -> Schedule:
         """What each worker of a pipeline runs in an undisturbed step, but for the tail."""
         sizes = (self.num_stages, self.num_chunks, self.num_microbatches)
