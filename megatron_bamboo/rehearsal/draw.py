@@ -127,7 +127,9 @@ class _Draw:
         node = self._lot.choice(free)
         self._injections.append(self._injection(node, how))
         if node not in self._uncertain and self._lot.random() < _BOTH_HOLDERS:
-            self._injections.append(self._injection(self._next_of(node), how))
+            # An error that both raise is the script's own, and ends the job as such.
+            other = How.KILL if how is How.RAISE else how
+            self._injections.append(self._injection(self._next_of(node), other))
             return False
         self._recent.append(node)
         if self._lottery.respawns:

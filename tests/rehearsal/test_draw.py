@@ -11,7 +11,7 @@ from megatron_bamboo.agent.job import Injection, JobShape, WriteFault
 from megatron_bamboo.membership.lives import first_life
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.rehearsal.draw import KINDS, Drawn, Lottery, OnCoordinator
-from megatron_bamboo.rehearsal.fault import LOSSES, Nth
+from megatron_bamboo.rehearsal.fault import LOSSES, How, Nth
 
 STAGES = 4
 SHAPE = JobShape(equal_pipelines(STAGES, 2, 4), "lazy", train_iters=60, global_batch_size=8)
@@ -87,6 +87,14 @@ def test_who_came_in_at_the_same_time_as_another_is_lost_alone(seed: int) -> Non
     if len(groups[0]) > 1:
         (together,) = [[g for g in groups if {"node6", "node7"} & {one.node for one in g}]]
         assert all(len(group) == 1 for group in together[:-1])
+
+
+def test_a_stages_two_holders_never_both_raise() -> None:
+    """Both in one step would be the script's own error, which no node's loss is."""
+    lottery = Lottery(SHAPE, [How.RAISE], per_run=1, apart=12)
+    pairs = [run for n in range(300) if len(run := lottery.run(1, n).injections) > 1]
+    assert pairs
+    assert all([one.fault.how for one in run] == [How.RAISE, How.KILL] for run in pairs)
 
 
 def test_some_are_struck_in_a_later_life() -> None:
