@@ -173,3 +173,18 @@ def test_all_holders_of_a_stage_gather_its_parameters_primaries_first() -> None:
     groups = memberships(later, "node0", True, 1, sharded=True)
     assert groups[holder_group((1, 1))] == ("node0", "node4", "node3")
     assert holder_group((2, 2)) not in groups
+
+
+def test_groups_with_nodes_that_were_let_go_end_and_others_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = made_by(monkeypatch, make_at_once)
+    everybody, two = ("node0", "node1", "node2"), ("node0", "node2")
+    groups.update(1, {"stage0": MEMBERS, "commit": everybody, "pair/two": two})
+    kept, ended = groups.get("stage0"), [groups.get("commit"), groups.get("pair/two")]
+    groups.forget(["node2"])
+    assert all(isinstance(group, FakeGroup) and group.released.is_set() for group in ended)
+    assert groups.get("stage0") is kept
+    for name in ("commit", "pair/two"):
+        with pytest.raises(PeerLost):
+            groups.get(name)
