@@ -391,7 +391,14 @@ class Worker:
             return self._where.at(step, str(action), kind=(action.op, action.stage, action.chunk))
 
         inject = self._environment.inject
-        return Injector(inject, self._events, within, self._stages, lambda: self._view.moving_step)
+        return Injector(
+            inject,
+            self._events,
+            within,
+            self._stages,
+            moving_step=lambda: self._view.moving_step,
+            replicas=lambda: self._view.in_force.replicas_of(self._view.rank),
+        )
 
     def _make_verification(self) -> Verification:
         layout, arrangement = self._layout, self._plan.arrangement

@@ -90,7 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(node5@iter7:#12) or a moment of a save (node0@iter10:SAVE_RENAME); node5@change:1COMMIT: "
         "in the first iteration in which state moves to new holders; with another word at "
         f"the end ({', '.join(LOSSES[1:])}) something else happens: node5@iter7:#12:raise; with "
-        "flip:UNIT/KIND a bit of its state flips: node5@iter7:1REDUCE:flip:layer1/exp_avg; or kill "
+        "flip:UNIT/KIND a bit of its state flips: node5@iter7:1REDUCE:flip:layer1/exp_avg, or of a "
+        "replica that it holds: node5@iter7:1VERIFY:flip:replica/exp_avg; or kill "
         "a coordinator just before or after it writes a key of its store: "
         "coordinator@before:plan/1; may be given again",
     )

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 
 import torch
@@ -12,7 +12,7 @@ from megatron_bamboo.checkpoint.moments import BeforeMoment, SaveMoment
 from megatron_bamboo.execution.errors import TrainingError
 from megatron_bamboo.model.stage import Stage
 from megatron_bamboo.observe.events import EventLog
-from megatron_bamboo.rehearsal.fault import Fault, How, Nth
+from megatron_bamboo.rehearsal.fault import REPLICA, Fault, How, Nth
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, Action
 
 BeWithin = Callable[[Action, int], AbstractContextManager[None]]
@@ -31,6 +31,7 @@ class Injector:
         within: says to the agent that this worker is in an action.
         stages: what this worker holds.
         moving_step: the newest step in which state moves, by the plans followed here; 0 for none.
+        replicas: the stages of which this worker holds a replica.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class Injector:
         within: BeWithin,
         stages: Mapping[int, Stage],
         moving_step: Callable[[], int] = lambda: 0,
+        replicas: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._fault = Fault.parse(text) if text else None
         self._events = events
         self._within = within
         self._stages = stages
         self._moving_step = moving_step
+        self._replicas = replicas
         self._begun = 0
 
     def before_action(self, action: Action, step: int) -> None:
@@ -59,13 +62,18 @@ class Injector:
             is_due = 0 < due_step < step or self._begun >= fault.moment.number
         else:
             is_due = (action, step) == (fault.moment, due_step)
-        if is_due and (fault.how is not How.HANG or action.op in COMPUTE_OPS):
+        if is_due and self._can_strike(fault, action):
             self._strike(fault, action, step)
 
     def before_moment(self, moment: SaveMoment, step: int) -> None:
         """A moment of a step's save has come."""
         if self._fault is not None and (moment, step) == (self._fault.moment, self._fault.step):
             self._strike(self._fault, moment, step)
+
+    def _can_strike(self, fault: Fault, action: Action) -> bool:
+        if fault.hits_replica:
+            return bool(self._replicas())
+        return fault.how is not How.HANG or action.op in COMPUTE_OPS
 
     def _strike(self, fault: Fault, moment: Action | SaveMoment, step: int) -> None:
         self._fault = None
@@ -81,9 +89,20 @@ class Injector:
             assert isinstance(moment, Action)
             self._hang(moment, step)
         if fault.how is How.FLIP:
-            _flip_a_bit(fault, self._stages)
+            self._flip_a_bit(fault)
         else:
             strike(fault.how)
+
+    def _flip_a_bit(self, fault: Fault) -> None:
+        """Flip the lowest bit of the first byte of the first such tensor, wherever it is held."""
+        hit = sorted(self._replicas()) if fault.hits_replica else list(self._stages)
+        for name, tensor in (state for number in hit for state in self._stages[number].state()):
+            unit, *_, kind = name.split("/")
+            unit = REPLICA if fault.hits_replica else unit
+            if f"{unit}/{kind.partition('@')[0]}" == fault.what:
+                tensor.view(-1)[:1].view(torch.uint8)[0] ^= 1
+                return
+        raise TrainingError(f"--inject {fault}: this node has no {fault.what} then")
 
     def _hang(self, action: Action, step: int) -> None:
         with self._within(action, step):
@@ -98,17 +117,6 @@ def save_injector(text: str, events: EventLog) -> BeforeMoment:
         raise AssertionError(f"a save does not come to {action} of step {step}")
 
     return Injector(text, events, nowhere, {}).before_moment
-
-
-def _flip_a_bit(fault: Fault, stages: Mapping[int, Stage]) -> None:
-    """Flip the lowest bit of the first byte of the first such tensor, wherever it is held."""
-    for stage in stages.values():
-        for name, tensor in stage.state():
-            unit, *_, kind = name.split("/")
-            if f"{unit}/{kind.partition('@')[0]}" == fault.what:
-                tensor.view(-1)[:1].view(torch.uint8)[0] ^= 1
-                return
-    raise TrainingError(f"--inject {fault}: this node has no {fault.what} then")
 
 
 def strike(how: How) -> None:

@@ -9,14 +9,21 @@ import argparse
 import shlex
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
 
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.rehearsal.draw import KINDS, Drawn, Lottery, OnCoordinator
+from megatron_bamboo.rehearsal.draw import (
+    KINDS,
+    VERIFIED_KINDS,
+    Drawn,
+    Lottery,
+    OnCoordinator,
+)
 from megatron_bamboo.rehearsal.fault import How
 from megatron_bamboo.rehearsal.invariants import complaints
 from megatron_bamboo.rehearsal.launch import Training
@@ -41,9 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--respawn", type=float, metavar="SECONDS", help="as of bamboo run")
     add(
         "--kinds",
-        default=",".join(KINDS),
         metavar="KIND,..",
-        help=f"what happens (all: {', '.join(KINDS)})",
+        help=f"what happens (all: {', '.join(KINDS)}; and {How.FLIP}, if copies are compared)",
     )
     add("--per-run", type=int, default=4, metavar="N", help="faults of a run, at most (4)")
     add(
@@ -83,7 +89,8 @@ class Campaign:
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self._kinds = _kinds(args.kinds)
+        self._verified_every = _verified_every(args.script_args)
+        self._kinds = _kinds(args.kinds, self._verified_every > 0)
         _check(args)
         self._args = args
         self._folder: Path = (args.dir or Path("runs") / f"rehearsal-{args.seed}").absolute()
@@ -110,7 +117,9 @@ class Campaign:
         shape = self._undisturbed()
         args = self._args
         spare = (args.standbys, args.respawn is not None)
-        lottery = Lottery(shape, self._kinds, args.per_run, args.apart, *spare)
+        lottery = Lottery(
+            shape, self._kinds, args.per_run, args.apart, *spare, self._verified_every
+        )
         fruitless = 0
         while not self._has_enough and fruitless < FRUITLESS_RUNS:
             number = len(self.results) + 1
@@ -172,13 +181,31 @@ def _words(options: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(word for name, value in given.items() for word in (name, str(value)))
 
 
-def _kinds(text: str) -> tuple[How | OnCoordinator, ...]:
+def _verified_every(script_args: Sequence[str]) -> int:
+    """In how many steps the training compares copies of its state once; 0 for never."""
+    flag, every = "--bamboo-verify-replicas", "0"
+    for word, value in pairwise((*script_args, "")):
+        if word == flag:
+            every = value
+        elif word.startswith(f"{flag}="):
+            every = word.partition("=")[2]
+    return int(every) if every.isdecimal() else 0
+
+
+def _kinds(text: str | None, is_verified: bool) -> tuple[How | OnCoordinator, ...]:
+    if text is None:
+        return VERIFIED_KINDS if is_verified else KINDS
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if unknown := [word for word in words if word not in KINDS]:
-        raise UserError(f"--kinds {unknown[0]}: the kinds are {', '.join(KINDS)}")
+    if unknown := [word for word in words if word not in VERIFIED_KINDS]:
+        raise UserError(f"--kinds {unknown[0]}: the kinds are {', '.join(VERIFIED_KINDS)}")
     if not words:
         raise UserError("--kinds: name at least one kind")
-    return tuple(kind for word in words for kind in KINDS if kind == word)
+    if How.FLIP in words and not is_verified:
+        raise UserError(
+            f"--kinds {How.FLIP}: a bit that flips is found only where copies are compared: add "
+            "--bamboo-verify-replicas N to the script's flags"
+        )
+    return tuple(kind for word in words for kind in VERIFIED_KINDS if kind == word)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -14,7 +14,8 @@ from itertools import islice
 
 from megatron_bamboo.agent.job import Injection, JobShape, WriteFault
 from megatron_bamboo.membership.lives import next_life
-from megatron_bamboo.rehearsal.fault import LOSSES, Fault, How, Nth
+from megatron_bamboo.rehearsal.fault import LOSSES, REPLICA, Fault, How, Nth
+from megatron_bamboo.schedule.actions import Action, Op
 
 # How a loss follows the one before, with the parts that each has.
 _APART, _NEXT_STEP, _SAME_STEP = 0.6, 0.2, 0.2
@@ -31,6 +32,12 @@ class OnCoordinator(StrEnum):
 
 
 KINDS: tuple[How | OnCoordinator, ...] = (*LOSSES, *OnCoordinator)
+VERIFIED_KINDS = (*KINDS, How.FLIP)
+"""All that there are where copies of the state are compared: a flip is found only there."""
+# What a flip changes lasts until it is compared, and is not what redundant forwards read.
+_FLIPPED = f"{REPLICA}/exp_avg"
+# A copy is mended after the step in which it was compared, and is whole again in the next.
+_STEPS_TO_MEND = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,8 @@ class Lottery:
     num_standbys: int = 0
     respawns: bool = False
     """A lost node is started again, as a standby."""
+    verified_every: int = 0
+    """In how many steps copies are compared once; 0 for never."""
 
     def run(self, seed: int, number: int) -> Drawn:
         """What strikes in the run of this number."""
@@ -78,6 +87,8 @@ class _Draw:
         arrangement = lottery.shape.arrangement
         names = iter(f"node{n}" for n in range(arrangement.num_nodes + lottery.num_standbys))
         self._pipelines = [list(islice(names, p.num_stages)) for p in arrangement.pipelines]
+        self._ranks = {node: r for nodes in self._pipelines for r, node in enumerate(nodes)}
+        self._flipped: set[str] = set()
         self._waiting = list(names)
         """The standbys, in the order in which they take places."""
         self._recent: list[str] = []
@@ -109,12 +120,15 @@ class _Draw:
                 self._stops.append(self._step)
                 self._step += 1
                 return True
+            case How.FLIP:
+                return self._flip_a_bit()
             case _:
                 return self._lose_node(kind)
 
     def _kill_coordinator(self) -> None:
         """At a write of the next epoch that ends: each loss ends one."""
-        epoch = max(len(self._injections), len(self._write_faults))
+        num_losses = sum(one.fault.how is not How.FLIP for one in self._injections)
+        epoch = max(num_losses, len(self._write_faults))
         key = self._lot.choice((f"ending/{epoch}", f"plan/{epoch + 1}"))
         self._write_faults.append(WriteFault(self._lot.choice(("before", "after")), key))
 
@@ -126,7 +140,8 @@ class _Draw:
             return False
         node = self._lot.choice(free)
         self._injections.append(self._injection(node, how))
-        if node not in self._uncertain and self._lot.random() < _BOTH_HOLDERS:
+        takes_both = node not in self._uncertain and self._lot.random() < _BOTH_HOLDERS
+        if takes_both and self._next_of(node) not in self._flipped:
             # An error that both raise is the script's own, and ends the job as such.
             other = How.KILL if how is How.RAISE else how
             self._injections.append(self._injection(self._next_of(node), other))
@@ -135,6 +150,28 @@ class _Draw:
         if self._lottery.respawns:
             self._waiting.append(next_life(node))
         self._go_on()
+        return True
+
+    def _flip_a_bit(self) -> bool:
+        """In the replica of a node, just before it is compared.
+
+        So the right copy is known: of two that differ the primary's counts. The job must be whole,
+        for of the only copies that are left nobody may have the right one.
+        """
+        if self._recent:
+            self._wait_until_healed()
+        every = self._lottery.verified_every
+        step = -(-self._step // every) * every
+        if step >= self._lottery.shape.train_iters:
+            return False
+        known = [node for nodes in self._pipelines if len(nodes) > 1 for node in nodes]
+        free = [node for node in known if node not in self._uncertain | self._flipped]
+        if free:
+            node = self._lot.choice(free)
+            verify = Action(self._ranks[node], None, Op.VERIFY, None)
+            self._injections.append(Injection(node, Fault(step, verify, How.FLIP, _FLIPPED)))
+            self._flipped.add(node)
+            self._step = step + _STEPS_TO_MEND
         return True
 
     def _injection(self, node: str, how: How) -> Injection:
@@ -149,6 +186,7 @@ class _Draw:
         spared = {neighbour for node in self._recent for neighbour in self._neighbours(node)}
         if self._recent:
             spared |= self._uncertain
+        spared |= self._flipped  # a node can have only one fault
         for pipeline in self._pipelines:
             if len(pipeline) > 1:
                 yield from (node for node in pipeline if node not in spared)
@@ -171,6 +209,7 @@ class _Draw:
                 place = pipeline.index(node)
                 new = [self._waiting.pop(0)] if self._waiting else []
                 pipeline[place : place + 1] = new
+                self._ranks.update(dict.fromkeys(new, self._ranks[node]))
                 if len(recent) > 1 or recent & self._uncertain:
                     self._uncertain.update(new)
         self._recent.clear()

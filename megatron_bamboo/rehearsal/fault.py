@@ -37,6 +37,9 @@ class How(StrEnum):
     """A bit flips in what the worker has of a unit's state, and it goes on."""
 
 
+REPLICA = "replica"
+"""In the place of a unit: the first one of which the worker holds a replica, when it holds any."""
+
 LOSSES = tuple(how for how in How if how is not How.FLIP)
 """What costs the job a node."""
 
@@ -65,7 +68,8 @@ class Fault:
     moment: Moment
     how: How = How.KILL
     what: str = ""
-    """With a flip: the unit and the kind of its state, like ``layer1/exp_avg``."""
+    """With a flip: the unit and the kind of its state, like ``layer1/exp_avg``, or
+    ``replica/exp_avg``."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -99,6 +103,11 @@ class Fault:
         )
         if self.how is How.HANG and not is_compute:
             raise ValueError(f"a worker hangs in a forward or backward, not at {self.moment}")
+
+    @property
+    def hits_replica(self) -> bool:
+        """Whether a bit flips in a replica, whichever it is."""
+        return self.what.startswith(f"{REPLICA}/")
 
     def __str__(self) -> str:
         step = "change" if self.step is None else f"iter{self.step}"

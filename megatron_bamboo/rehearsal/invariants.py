@@ -10,6 +10,7 @@ from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.data.samples import samples_of_step
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.compare import compare_runs, format_comparison
+from megatron_bamboo.rehearsal.fault import How
 from megatron_bamboo.rehearsal.leaks import leak_complaints
 from megatron_bamboo.rehearsal.record import Event, Events, RunRecord, said_steps
 from megatron_bamboo.rehearsal.work import work_complaints
@@ -78,6 +79,19 @@ def _losses(run: RunRecord) -> Iterator[str]:
         yield f"{node} was struck ({struck[node]['fault']}) and never counted as lost"
 
 
+def _flips(run: RunRecord) -> Iterator[str]:
+    """A bit that flipped was found and mended in the same step; nothing else ever differed."""
+    flips = [(node_of(e["source"]), e) for e in run.events.of("fault") if e["how"] == How.FLIP]
+    mended = {(node_of(event["source"]), event["step"]) for event in run.events.of("mended")}
+    for node, flip in flips:
+        if (node, flip["step"]) not in mended and run.status == Status.FINISHED:
+            yield f"a bit flipped in {node} ({flip['fault']}) and was not mended"
+    steps = {flip["step"] for _, flip in flips}
+    for event in run.events.of("difference"):
+        if event["step"] not in steps:
+            yield f"before step {event['step']} {event['what']}, though no bit flipped then"
+
+
 def _left_behind(run: RunRecord) -> Iterator[str]:
     if run.left_behind:
         yield f"left behind: {', '.join(run.left_behind)}"
@@ -107,9 +121,10 @@ def _all_lost(pipeline: Mapping[str, list[str | None]], lost: set[str]) -> bool:
 
 
 def _struck(events: Events) -> dict[str, Event]:
-    """By node the fault that struck it."""
-    return {node_of(event["source"]): event for event in events.of("fault")}
+    """By node the fault that was to cost it."""
+    faults = (event for event in events.of("fault") if event["how"] != How.FLIP)
+    return {node_of(event["source"]): event for event in faults}
 
 
-ALWAYS: tuple[Check, ...] = (_iteration_lines, _samples, _plans, _losses, _left_behind)
+ALWAYS: tuple[Check, ...] = (_iteration_lines, _samples, _plans, _losses, _flips, _left_behind)
 WHEN_FINISHED: tuple[Check, ...] = (_work, _leaks)

@@ -44,7 +44,8 @@ class Training:
 
     def without_replicas(self) -> tuple[str, ...]:
         """The command of the same training with nothing against losses."""
-        return (*self.command, "--bamboo-redundancy", "none", "--bamboo-mirror-gradients", "0")
+        nothing = ("--bamboo-redundancy", "none", "--bamboo-mirror-gradients", "0")
+        return (*self.command, *nothing, "--bamboo-verify-replicas", "0")
 
     def run(self, folder: Path, drawn: Drawn) -> RunRecord:
         """Train once under faults; the job folder is ``folder/job``.

@@ -14,6 +14,7 @@ from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.rehearsal.draw import Drawn, OnCoordinator
+from megatron_bamboo.rehearsal.fault import How
 from megatron_bamboo.rehearsal.record import RunRecord
 
 RESULTS_FILE = "results.jsonl"
@@ -39,7 +40,7 @@ class Strike:
     fault: str
     how: str
     noticed_seconds: float | None
-    """None: never; the run was over, or gave up before."""
+    """None: never; the run was over, or gave up before. Of a flip: when it was mended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,11 @@ class RunResult:
 
 def _strikes(run: RunRecord) -> Iterator[Strike]:
     noticed = {event["node"]: float(event["time"]) for event in run.events.of("loss")}
+    mended = {node_of(event["source"]): float(event["time"]) for event in run.events.of("mended")}
     for event in run.events.of("fault"):
         node = node_of(event["source"])
-        seconds = noticed[node] - float(event["time"]) if node in noticed else None
+        seen = (mended if event["how"] == How.FLIP else noticed).get(node)
+        seconds = None if seen is None else seen - float(event["time"])
         yield Strike(node, event["fault"], event["how"], seconds)
     for event in run.events.of("coordinator_kill"):
         yield Strike(COORDINATOR, event["fault"], OnCoordinator.KILL, None)

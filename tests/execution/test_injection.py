@@ -110,6 +110,38 @@ def test_where_a_step_has_fewer_the_next_one_is(events: EventLog, kills: Kills, 
     assert len(kills) == 1
 
 
+class Moments:
+    """A stage's units, each with one moment."""
+
+    def __init__(self, *units: str) -> None:
+        self.tensors = {f"{unit}/weight/exp_avg": torch.ones(2) for unit in units}
+
+    def state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.tensors.items()
+
+    @property
+    def changed(self) -> list[str]:
+        return [name for name, tensor in self.tensors.items() if tensor[0] != 1.0]
+
+
+def test_a_bit_flips_in_a_replica_when_there_is_one(
+    events: EventLog, room: Room, tmp_path: Path
+) -> None:
+    stages: Any = {0: Moments("embedding"), 1: Moments("layer1", "head")}
+    held: list[int] = []
+    verify = Action.parse("0VERIFY")
+    text = "iter2:0VERIFY:flip:replica/exp_avg"
+    injector = Injector(text, events, room.within, stages, replicas=lambda: held)
+    injector.before_action(verify, 2)
+    assert not read_events(tmp_path)
+    held.append(1)
+    for _ in range(2):
+        injector.before_action(verify, 2)
+    assert (stages[0].changed, stages[1].changed) == ([], ["layer1/weight/exp_avg"])
+    (event,) = read_events(tmp_path)
+    assert (event["how"], event["fault"]) == ("flip", text)
+
+
 @pytest.mark.parametrize("text", ["change:2COMMIT", "change:#2"])
 def test_a_fault_waits_for_the_step_in_which_state_moves(
     events: EventLog, kills: Kills, room: Room, tmp_path: Path, text: str

@@ -1,6 +1,7 @@
 """Faults by lot: the same for the same seed, of all kinds, survivable but at a run's end."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,8 +11,15 @@ from hypothesis import strategies as st
 from megatron_bamboo.agent.job import Injection, JobShape, WriteFault
 from megatron_bamboo.membership.lives import first_life
 from megatron_bamboo.planner.arrangement import equal_pipelines
-from megatron_bamboo.rehearsal.draw import KINDS, Drawn, Lottery, OnCoordinator
+from megatron_bamboo.rehearsal.draw import (
+    KINDS,
+    VERIFIED_KINDS,
+    Drawn,
+    Lottery,
+    OnCoordinator,
+)
 from megatron_bamboo.rehearsal.fault import LOSSES, How, Nth
+from megatron_bamboo.schedule.actions import Action, Op
 
 STAGES = 4
 SHAPE = JobShape(equal_pipelines(STAGES, 2, 4), "lazy", train_iters=60, global_batch_size=8)
@@ -24,6 +32,10 @@ LONG = Lottery(
     num_standbys=2,
     respawns=True,
 )
+
+
+EVERY = 3
+VERIFIED = replace(LONG, kinds=VERIFIED_KINDS, verified_every=EVERY)
 
 
 def test_a_seed_replays() -> None:
@@ -125,6 +137,42 @@ def are_neighbours(first: str, second: str) -> bool:
     numbers = [divmod(int(node.removeprefix("node")), STAGES) for node in (first, second)]
     (pipe, stage), (other_pipe, other_stage) = numbers
     return pipe == other_pipe and (stage - other_stage) % STAGES in (1, 3)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 20))
+def test_bits_flip_alone_in_a_step_in_which_they_are_found(seed: int, number: int) -> None:
+    drawn = VERIFIED.run(seed, number).injections
+    nodes = [one.node for one in drawn]
+    assert len(set(nodes)) == len(nodes)
+    ranks = {f"node{n}": n % 3 for n in range(6)}
+    for one, next_one in pairwise((*drawn, *drawn[-1:])):
+        if one.fault.how is not How.FLIP:
+            continue
+        assert step_of(one) % EVERY == 0
+        assert one.fault.what == "replica/exp_avg"
+        moment = one.fault.moment
+        assert isinstance(moment, Action) and moment.op is Op.VERIFY
+        if one.node in ranks:
+            assert moment.stage == ranks[one.node]
+        assert next_one is one or step_of(next_one) > step_of(one) + 1
+    for one, flip in pairwise(drawn):
+        if flip.fault.how is How.FLIP and one.fault.how is not How.FLIP:
+            assert step_of(flip) - step_of(one) >= LONG.apart
+
+
+def test_where_copies_are_compared_bits_flip_as_often_as_all_else_happens() -> None:
+    drawn = Counter(kind for n in range(200) for kind in kinds_of(VERIFIED.run(1, n)))
+    assert drawn.keys() == set(VERIFIED_KINDS)
+    assert max(drawn.values()) < 1.5 * min(drawn.values())
+
+
+@given(st.integers(0, 10**6))
+def test_coordinators_die_at_epochs_that_end_where_bits_flip_too(seed: int) -> None:
+    drawn = VERIFIED.run(seed, 1)
+    num_losses = sum(one.fault.how is not How.FLIP for one in drawn.injections)
+    assert all(
+        epoch_of(fault) <= num_losses + len(drawn.write_faults) for fault in drawn.write_faults
+    )
 
 
 @given(st.integers(0, 10**6))

@@ -29,6 +29,11 @@ def test_a_fault_parses_back(text: str, fault: Fault) -> None:
     assert str(fault) == text
 
 
+def test_a_flip_may_hit_whatever_replica_there_is() -> None:
+    assert Fault.parse("iter3:1VERIFY:flip:replica/exp_avg").hits_replica
+    assert not Fault.parse("iter3:1VERIFY:flip:layer1/exp_avg").hits_replica
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

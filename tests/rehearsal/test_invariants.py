@@ -68,6 +68,33 @@ def test_what_is_not_as_it_must_be(events: list[Fields], lines: list[str], compl
     assert any(complaint in text for text in found(record(events, lines)))
 
 
+FLIPPED = [
+    *GOOD,
+    event("fault", "node0", fault="iter2:0VERIFY:flip:replica/exp_avg", how="flip", step=2),
+    event("difference", step=2, what="layer1 on node0 ..."),
+    event("mended", "node0", step=2),
+]
+
+
+def test_a_bit_that_flips_costs_no_node_and_is_mended() -> None:
+    assert found(record(FLIPPED)) == []
+
+
+@pytest.mark.parametrize(
+    ("events", "complaint"),
+    [
+        (FLIPPED[:-1], "a bit flipped in node0 (iter2:0VERIFY:flip:replica/exp_avg) and was not"),
+        ([*GOOD, *FLIPPED[-2:]], "before step 2 layer1 on node0 ..., though no bit flipped then"),
+        ([*FLIPPED, event("loss", node="node0", cause="")], "node0 was lost though nothing"),
+    ],
+)
+def test_a_flip_that_was_not_mended_and_a_difference_without_one(
+    events: list[Fields], complaint: str
+) -> None:
+    (text,) = found(record(events))
+    assert text.startswith(complaint)
+
+
 def test_the_store_must_have_held_the_same_plans() -> None:
     assert found(replace(record(GOOD), plans={0: {"a"}})) == []
     assert found(replace(record(GOOD), plans={0: {"a", "b"}})) == ["there are 2 plans of epoch 0"]

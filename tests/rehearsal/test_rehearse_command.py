@@ -19,6 +19,12 @@ OPTIONS = ("--losses", "2", "--nodes", "2")
     [
         ((*OPTIONS, "--kinds", "kill,flood"), (SCRIPT,), "--kinds flood: the kinds are kill,"),
         ((*OPTIONS, "--kinds", ","), (SCRIPT,), "name at least one kind"),
+        ((*OPTIONS, "--kinds", "kill,flip"), (SCRIPT,), "add --bamboo-verify-replicas N to the"),
+        (
+            (*OPTIONS, "--kinds", "flip"),
+            (SCRIPT, "--bamboo-verify-replicas", "2", "--bamboo-verify-replicas=0"),
+            "a bit that flips is found only where copies are compared",
+        ),
         (("--losses", "0", "--nodes", "2"), (SCRIPT,), "--losses must be 1 or above"),
         ((*OPTIONS, "--per-run", "0"), (SCRIPT,), "--per-run must be 1 or above"),
         ((*OPTIONS, "--deadline", "0"), (SCRIPT,), "--deadline must be above 0"),

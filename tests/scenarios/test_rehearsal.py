@@ -11,22 +11,24 @@ from tiny_gpt import SCRIPT, Shape, flags, prepare_text
 pytestmark = pytest.mark.multiprocess
 
 SHAPE = Shape(3, 1, num_steps=30)
-CAMPAIGN = ("--losses", "3", "--nodes", "3", "--per-run", "2", "--kinds", "kill,raise,stop")
+KINDS = ("flip", "kill", "raise", "stop")
+CAMPAIGN = ("--losses", "4", "--nodes", "3", "--per-run", "2", "--kinds", ",".join(KINDS))
+VERIFIED = ("--bamboo-lease", "3", "--bamboo-verify-replicas", "2")
 
 
 @pytest.mark.timeout(600)
 def test_a_campaign_finds_nothing_and_goes_on_where_it_was(tmp_path: Path) -> None:
     prepare_text(tmp_path)
     folder = tmp_path / "campaign"
-    training = [str(SCRIPT), *flags(tmp_path, SHAPE, "lazy"), "--bamboo-lease", "3"]
+    training = [str(SCRIPT), *flags(tmp_path, SHAPE, "lazy"), *VERIFIED]
     options = [*CAMPAIGN, "--dir", str(folder)]
     command = [sys.executable, "-m", "megatron_bamboo", "rehearse", *options, "--", *training]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr
     results = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     strikes = [strike for result in results for strike in result["strikes"]]
-    assert len(strikes) >= 3
-    assert {strike["how"] for strike in strikes} == {"kill", "raise", "stop"}
+    assert len(strikes) >= 4
+    assert {strike["how"] for strike in strikes} == set(KINDS)
     assert "0 broken" in done.stdout
     again = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (again.returncode, "run 1" in again.stdout) == (0, False)
