@@ -48,6 +48,24 @@ def test_it_needs_no_memory_to_say_how_much_is_needed(files: tuple[str, ...]) ->
     assert all(node["largest"].keys() == set(Category) for node in nodes)
 
 
+def test_unequal_pipelines_need_what_each_of_their_stages_does(files: tuple[str, ...]) -> None:
+    """Of two that are alike only the first is told of."""
+    small = (
+        *("--num-layers", "6", "--hidden-size", "64", "--num-attention-heads", "4"),
+        *("--seq-length", "32", "--max-position-embeddings", "32", "--micro-batch-size", "1"),
+        *("--train-iters", "10", "--lr", "1e-4", "--bamboo-pipelines", "1+2+3,3+3,1+2+3"),
+        *("--bamboo-microbatches", "2,5,2"),
+    )
+    command = [sys.executable, "-m", "megatron_bamboo", "memory", "--nodes", "8", str(SCRIPT)]
+    done = subprocess.run([*command, *small, *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    table = [line.split("|")[1:4] for line in done.stdout.splitlines() if line.startswith("|")]
+    rows = [tuple(word.strip() for word in words) for words in table]
+    assert rows[0] == ("pipeline", "stage", "replica of")
+    places = [("0", "0", "1"), ("0", "1", "2"), ("0", "2", "0"), ("1", "0", "1"), ("1", "1", "0")]
+    assert rows[2:7] == places
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
