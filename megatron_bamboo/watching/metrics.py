@@ -46,6 +46,7 @@ def _gauges(status: JobStatus) -> Iterator[Metric]:
         ("checkpoint_step", "The newest step that was saved", progress.saved_step),
         ("nodes", "Nodes that train", len(status.nodes)),
         ("standbys", "Nodes that wait to take a place", len(status.standbys)),
+        ("nodes_leaving", "Nodes that are to leave", len(status.leaving)),
         ("stages_without_replica", "Stages that one node alone holds", len(status.unprotected)),
         ("epoch", "Number of the plan in force", status.epoch),
         ("coordinator_generation", "Number of the coordinator", generation),

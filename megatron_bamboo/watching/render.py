@@ -50,6 +50,8 @@ def _facts(status: JobStatus) -> Iterator[str]:
     )
     if status.standbys:
         yield f"standbys: {', '.join(map(_standby, status.standbys))}"
+    if status.leaving:
+        yield f"to leave: {', '.join(f'{node.node} ({node.notice})' for node in status.leaving)}"
 
 
 def _pace(progress: Progress, is_over: bool) -> str:

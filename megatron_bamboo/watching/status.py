@@ -69,6 +69,15 @@ class StandbyStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LeavingStatus:
+    """A node that is to leave, and is there still."""
+
+    node: str
+    notice: str
+    """Why, and in what time where that is known."""
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorStatus:
     """Who leads, or led last."""
 
@@ -107,6 +116,7 @@ class JobStatus:
     nodes: tuple[str, ...]
     """Those that train."""
     standbys: tuple[StandbyStatus, ...]
+    leaving: tuple[LeavingStatus, ...]
     totals: Totals
     lines: tuple[str, ...]
     """What was said last, but for iterations."""

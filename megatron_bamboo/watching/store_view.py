@@ -18,13 +18,13 @@ from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE, Address, Signpost
 from megatron_bamboo.membership.clock import boot_time
 from megatron_bamboo.membership.journal import JOURNAL_FILE, Leader, is_alive
-from megatron_bamboo.membership.leaving import DRAINED, GOING
+from megatron_bamboo.membership.leaving import DRAINED, GOING, NOTICED
 from megatron_bamboo.membership.snapshot import Snapshot, snapshot
 from megatron_bamboo.watching.history import History
 
 RECENT_STEPS = 20
 """So many of the newest steps' reports are read."""
-_PREFIXES = ("agent/", "called/", "finished/", "ready/", GOING, DRAINED)
+_PREFIXES = ("agent/", "called/", "finished/", "ready/", NOTICED, GOING, DRAINED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,11 @@ class StoreView:
     address: Address | None
     """Where the coordinator is to be found; None where nobody has said it, or not any more."""
     outcome: Outcome | None
+
+    def under(self, prefix: str) -> dict[str, bytes]:
+        """What the keys with a prefix hold, by the rest of their names."""
+        found = ((key, value) for key, value in self.keys.items() if key.startswith(prefix))
+        return {key.removeprefix(prefix): value for key, value in found}
 
 
 class StoreWatcher:

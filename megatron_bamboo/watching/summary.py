@@ -8,7 +8,7 @@ from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.report import REPORTED_KEY
 from megatron_bamboo.membership.assignment import called_key
 from megatron_bamboo.membership.decision import StepReport
-from megatron_bamboo.membership.leaving import DRAINED, GOING
+from megatron_bamboo.membership.leaving import DRAINED, GOING, NOTICED, Notice
 from megatron_bamboo.membership.workers import workers_of
 from megatron_bamboo.planner.healing import Vacancy, vacancies
 from megatron_bamboo.planner.plan import Plan, Transfer
@@ -16,6 +16,7 @@ from megatron_bamboo.watching.history import History
 from megatron_bamboo.watching.status import (
     CoordinatorStatus,
     JobStatus,
+    LeavingStatus,
     Phase,
     Progress,
     StageStatus,
@@ -52,6 +53,7 @@ def status_of(view: StoreView) -> JobStatus:
         pipelines=() if plan is None else _pipelines(plan, history, view.shape),
         nodes=() if plan is None else plan.nodes,
         standbys=() if plan is None else _standbys(view, plan),
+        leaving=_leaving(view),
         totals=Totals(
             history.takeovers,
             history.changes,
@@ -170,11 +172,25 @@ def _role(plan: Plan, transfer: Transfer) -> str:
 
 def _standbys(view: StoreView, plan: Plan) -> tuple[StandbyStatus, ...]:
     """Those that have joined, train nothing, were not lost and do not leave."""
-    busy = {*plan.nodes, *(loss.node for loss in view.history.losses)}
-    for prefix in ("finished/", GOING, DRAINED):
-        busy |= {key.removeprefix(prefix) for key in view.keys if key.startswith(prefix)}
-    joined = [key.removeprefix("agent/") for key in view.keys if key.startswith("agent/")]
+    busy = {*plan.nodes, *view.under(GOING), *_gone(view)}
+    joined = view.under("agent/")
     return tuple(_standby(view, plan, node) for node in joined if node not in busy)
+
+
+def _gone(view: StoreView) -> set[str]:
+    """The nodes that have ended, however."""
+    lost = {loss.node for loss in view.history.losses}
+    return lost | {*view.under("finished/"), *view.under(DRAINED)}
+
+
+def _leaving(view: StoreView) -> tuple[LeavingStatus, ...]:
+    gone, joined = _gone(view), view.under("agent/")
+    notices = {node: Notice.from_json(text) for node, text in view.under(NOTICED).items()}
+    return tuple(
+        LeavingStatus(node, str(notice))
+        for node, notice in notices.items()
+        if node in joined and node not in gone and not notice.is_over
+    )
 
 
 def _standby(view: StoreView, plan: Plan, node: str) -> StandbyStatus:

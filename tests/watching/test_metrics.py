@@ -38,6 +38,7 @@ bamboo_step_seconds 0.25
 bamboo_checkpoint_step 5.0
 bamboo_nodes 5.0
 bamboo_standbys 2.0
+bamboo_nodes_leaving 0.0
 bamboo_stages_without_replica 2.0
 bamboo_epoch 1.0
 bamboo_coordinator_generation 1.0

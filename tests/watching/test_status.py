@@ -7,9 +7,11 @@ from datetime import UTC
 
 import pytest
 from rich.console import Console
-from story import Story
+from story import LAST_STEP, Story
 
 from megatron_bamboo.agent.outcome import Outcome, Status
+from megatron_bamboo.membership.leaving import Notice
+from megatron_bamboo.planner.draining import drain
 from megatron_bamboo.planner.healing import Vacancy
 from megatron_bamboo.watching.render import render
 from megatron_bamboo.watching.status import JobStatus, Phase, StandbyStatus
@@ -101,6 +103,28 @@ def test_a_node_that_leaves_is_no_standby_and_counts_when_it_has_left() -> None:
     story.event("drained", node="node6", cause="bamboo drain", stays=False)
     status = status_of(story.view())
     assert (status.standbys, status.totals.drained) == ((), 1)
+
+
+def test_a_node_that_is_to_leave_is_shown_until_it_is_gone() -> None:
+    story = Story(standbys=("node6",)).begin().train(5)
+    for node, notice in (
+        ("node1", Notice("maintenance", 30.0)),
+        ("node2", Notice("maintenance", 30.0, is_over=True)),
+        ("node6", Notice("its user wants it back")),
+        ("node9", Notice("it never came")),
+    ):
+        story.keys[f"noticed/{node}"] = notice.to_json().encode()
+    line = "to leave: node1 (maintenance, in 30 s), node6 (its user wants it back)"
+    assert f"\n{line}\n" in shown(status_of(story.view()))
+    story.publish(drain(story.plan, story.decision(), LAST_STEP, ["node1"]))
+    story.make_change()
+    story.keys["going/node1"] = b"1 6"
+    story.keys["drained/node6"] = b"its user wants it back"
+    status = status_of(story.view())
+    assert [leaving.node for leaving in status.leaving] == ["node1"]
+    assert "node1" not in {place.node for row in status.pipelines for place in row}
+    story.keys["drained/node1"] = b"maintenance"
+    assert status_of(story.view()).leaving == ()
 
 
 def test_a_node_that_is_lost_or_has_finished_is_no_standby() -> None:
