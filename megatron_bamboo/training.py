@@ -252,7 +252,7 @@ def _train(script: Script, options: Options, layout: Layout) -> int:
     _prepare_torch()
     environment = WorkerEnvironment.read()
     client = StoreClient(
-        environment.store, environment.store_deadline_seconds, environment.worker, _leave
+        environment.store, environment.store_deadline_seconds, environment.credential, _leave
     )
     where = _whereabouts(options, environment)
     try:
@@ -266,7 +266,7 @@ def _train(script: Script, options: Options, layout: Layout) -> int:
         _end_now(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
     except Exception as error:
         traceback.print_exc()
-        tell_raised(environment.store, environment.worker, Raised.of(error, where.place))
+        tell_raised(environment.store, environment.credential, Raised.of(error, where.place))
         _end_now(TRAINING_ERROR_STATUS)
     client.set(f"done/{environment.worker}", b"1")
     where.done()

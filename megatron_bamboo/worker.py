@@ -484,7 +484,7 @@ class Worker:
 
     def _say_raised(self, error: Exception) -> None:
         raised = Raised.of(error, self._where.place)
-        tell_raised(self._environment.store, self._environment.worker, raised)
+        tell_raised(self._environment.store, self._environment.credential, raised)
 
     def _make_store(self, prefix: str) -> BambooStore:
         return BambooStore(self._client, prefix, self._timeout().total_seconds())

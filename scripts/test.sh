@@ -15,6 +15,11 @@ PURE=(
     megatron_bamboo/checkpoint/moments.py
     megatron_bamboo/checkpoint/writers.py
     megatron_bamboo/membership/decision.py
+    megatron_bamboo/membership/greeting.py
+    megatron_bamboo/membership/keys.py
+    megatron_bamboo/membership/lobby.py
+    megatron_bamboo/membership/sealing.py
+    megatron_bamboo/membership/strangers.py
     megatron_bamboo/data/samples.py
     megatron_bamboo/data/json_lines.py
     megatron_bamboo/observe/events.py

@@ -9,6 +9,7 @@ import pytest
 from megatron_bamboo.agent.job import JOB_FILE, JobShape
 from megatron_bamboo.cli import main as bamboo
 from megatron_bamboo.data import train_tokenizer
+from megatron_bamboo.membership.keys import Secret
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.training import Script, WorkerEnvironment, run_phase
 from pretrain_gpt_bamboo import train_valid_test_datasets_provider
@@ -100,6 +101,7 @@ def test_a_script_started_alone_says_how_to_start_it(
 
 
 def test_a_worker_reads_what_its_agent_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = Secret.of("no secret of any job, only a long text").node("node3", "77")
     for name, value in {
         "NODE": "node3",
         "TENSOR_RANK": "1",
@@ -108,9 +110,10 @@ def test_a_worker_reads_what_its_agent_set(monkeypatch: pytest.MonkeyPatch) -> N
         "STORE": "127.0.0.1:99",
         "STORE_DEADLINE": "12.5",
         "INJECT": "iter7:2.0B3",
+        "NODE_KEY": identity.to_text(),
     }.items():
         monkeypatch.setenv(f"BAMBOO_{name}", value)
     address = "127.0.0.1:99"
     found = WorkerEnvironment.read()
-    assert found == WorkerEnvironment("node3", 1, 2, Path("/job"), address, 12.5, "iter7:2.0B3")
+    assert found == WorkerEnvironment(identity, 1, 2, Path("/job"), address, 12.5, "iter7:2.0B3")
     assert found.worker == "node3:1"

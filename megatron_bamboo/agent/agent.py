@@ -30,6 +30,7 @@ from megatron_bamboo.agent.process import (
 )
 from megatron_bamboo.agent.watch import NodeWatch, WatchedWorker
 from megatron_bamboo.cloud.watch import NO_SOURCE, NoticeWatch, source_of
+from megatron_bamboo.membership.keys import NodeIdentity
 from megatron_bamboo.membership.signs import SignPage
 from megatron_bamboo.observe.events import EventLog
 
@@ -38,7 +39,7 @@ from megatron_bamboo.observe.events import EventLog
 class AgentSettings:
     """What an agent is told when it is started."""
 
-    node: str
+    identity: NodeIdentity
     store: str
     """Where the coordinator is found, and the store."""
     job_dir: Path
@@ -49,6 +50,11 @@ class AgentSettings:
     """How long to look for a coordinator that answers."""
     notices: str = NO_SOURCE
     """Who says that its machine is to be taken (``cloud/watch.py``)."""
+
+    @property
+    def node(self) -> str:
+        """The node's name."""
+        return self.identity.node
 
 
 StartWorker = Callable[[Mapping[str, str]], WorkerHandle]
@@ -112,7 +118,7 @@ def _run_node(
 ) -> bool:
     """Watch a node's workers until its job is over; whether it has left it in good order."""
     link = CoordinatorLink(
-        settings.node, settings.store, settings.job_dir, settings.patience_seconds, events
+        settings.identity, settings.store, settings.job_dir, settings.patience_seconds, events
     )
     if not link.await_welcome():
         return link.has_left

@@ -10,6 +10,7 @@ from pathlib import Path
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.leaving import DRAINED, NOTICED, Notice
+from megatron_bamboo.membership.secret_file import add_secret_option, find_secret
 from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
 from megatron_bamboo.planner.plan import Plan
 
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the job's folder (default: the running one in runs/)",
     )
+    add_secret_option(parser)
     parser.add_argument(
         "--stay", action="store_true", help="take it back: the node stays, or is a standby again"
     )
@@ -43,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask for it and wait until it is done; 0 when the node has left."""
     job_dir = running_job(args.job_dir)
-    client = StoreClient(str((job_dir / ADDRESS_FILE).absolute()), ANSWER_SECONDS)
+    tool = find_secret(job_dir, args.secret_file).tool()
+    client = StoreClient(str((job_dir / ADDRESS_FILE).absolute()), ANSWER_SECONDS, tool)
     try:
         _check(client, args.node)
         notice = Notice(CAUSE, is_over=args.stay)

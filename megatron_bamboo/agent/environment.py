@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Self
 
 from megatron_bamboo.agent.job import JobSpec
+from megatron_bamboo.membership.keys import Credential, NodeIdentity
+from megatron_bamboo.membership.secret_file import without_secret
 from megatron_bamboo.membership.workers import worker_name
 
 SIGNS_VARIABLE = "BAMBOO_SIGNS"
+NODE_KEY_VARIABLE = "BAMBOO_NODE_KEY"
 
 
 def prepare_environment(job_dir: Path, num_nodes: int, workers_per_node: int) -> dict[str, str]:
     """For the one run that checks the options and leaves ``job.json``, before any worker."""
     return {
-        **os.environ,
+        **without_secret(os.environ),
         "BAMBOO_PHASE": "prepare",
         "BAMBOO_NUM_NODES": str(num_nodes),
         "BAMBOO_WORKERS_PER_NODE": str(workers_per_node),
@@ -23,11 +26,15 @@ def prepare_environment(job_dir: Path, num_nodes: int, workers_per_node: int) ->
     }
 
 
-def worker_environment(spec: JobSpec, node: str, tensor_rank: int, store: str) -> Mapping[str, str]:
-    """For one of a node's workers. A fault is the first one's to inject: the node dies whole."""
+def worker_environment(
+    spec: JobSpec, identity: NodeIdentity, tensor_rank: int, store: str
+) -> Mapping[str, str]:
+    """For one of a node's workers, which has the node's key and not the job's secret. A fault is
+    the first one's to inject: the node dies whole."""
+    node = identity.node
     inject = [str(i.fault) for i in spec.injections if i.node == node and tensor_rank == 0]
     return {
-        **os.environ,
+        **without_secret(os.environ),
         "BAMBOO_PHASE": "train",
         "BAMBOO_NUM_NODES": str(len(spec.nodes)),
         "BAMBOO_JOB_DIR": str(spec.job_dir),
@@ -35,6 +42,7 @@ def worker_environment(spec: JobSpec, node: str, tensor_rank: int, store: str) -
         "BAMBOO_NODE": node,
         "BAMBOO_TENSOR_RANK": str(tensor_rank),
         "BAMBOO_STORE": store,
+        NODE_KEY_VARIABLE: identity.to_text(),
         "BAMBOO_STORE_DEADLINE": f"{spec.deadlines.store_seconds:g}",
         "BAMBOO_START_STEP": str(spec.shape.start_step),
         "BAMBOO_INJECT": inject[0] if inject else "",
@@ -50,7 +58,7 @@ def worker_environment(spec: JobSpec, node: str, tensor_rank: int, store: str) -
 class WorkerEnvironment:
     """What the launcher tells a worker, read by the worker."""
 
-    node: str
+    identity: NodeIdentity
     tensor_rank: int
     tensor_size: int
     job_dir: Path
@@ -67,7 +75,9 @@ class WorkerEnvironment:
     def read(cls) -> Self:
         """From the environment that the agent set."""
         return cls(
-            node=os.environ["BAMBOO_NODE"],
+            identity=NodeIdentity.from_text(
+                os.environ["BAMBOO_NODE"], os.environ[NODE_KEY_VARIABLE]
+            ),
             tensor_rank=int(os.environ["BAMBOO_TENSOR_RANK"]),
             tensor_size=int(os.environ["BAMBOO_WORKERS_PER_NODE"]),
             job_dir=Path(os.environ["BAMBOO_JOB_DIR"]),
@@ -77,6 +87,16 @@ class WorkerEnvironment:
             signs=os.environ.get(SIGNS_VARIABLE, ""),
             start_step=int(os.environ.get("BAMBOO_START_STEP", "0")),
         )
+
+    @property
+    def node(self) -> str:
+        """The node's name."""
+        return self.identity.node
+
+    @property
+    def credential(self) -> Credential:
+        """By which the store knows this worker."""
+        return self.identity.worker(self.worker)
 
     @property
     def worker(self) -> str:

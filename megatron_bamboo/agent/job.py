@@ -160,6 +160,8 @@ class JobSpec:
     """By the number of the coordinator, the first one's first: how it dies."""
     respawn_seconds: float | None = None
     """So long after its loss a node is started again, as a standby; None for never."""
+    secret_file: Path | None = None
+    """Holds the job's secret; None for the environment, or the job folder."""
     max_failures: int = MOST_FAILURES
     """How often nodes may be lost while no step passes, before the job ends."""
     notices: str = NO_SOURCE

@@ -28,6 +28,7 @@ from megatron_bamboo.membership.journal import (
     Journal,
     LeaderLives,
 )
+from megatron_bamboo.membership.keys import Secret
 from megatron_bamboo.membership.store_server import StoreServer
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import EventLog
@@ -58,7 +59,7 @@ def limit_seconds(shape: JobShape) -> float:
     return max(shape.lease_seconds, SHORTEST_LIMIT_SECONDS)
 
 
-def lead_job(spec: JobSpec) -> int:
+def lead_job(spec: JobSpec, secret: Secret) -> int:
     """Be a job's coordinator; the status to end with."""
     # Ctrl-C is the launcher's to hear.
     os.setsid()
@@ -78,7 +79,7 @@ def lead_job(spec: JobSpec) -> int:
         sys.stderr.write(f"the journal cannot be had: {error}\n")
         return LeadStatus.LOCKED_OUT
     try:
-        asyncio.run(_Lead(spec, journal).run())
+        asyncio.run(_Lead(spec, secret, journal).run())
     except OSError as error:
         _fail(error)
     journal.close()
@@ -88,8 +89,9 @@ def lead_job(spec: JobSpec) -> int:
 class _Lead:
     """One coordinator's time in office."""
 
-    def __init__(self, spec: JobSpec, journal: Journal) -> None:
+    def __init__(self, spec: JobSpec, secret: Secret, journal: Journal) -> None:
         self._spec = spec
+        self._secret = secret
         self._journal = journal
         self._table = Table(journal)
         self._reporter = Reporter(self._table, spec.shape)
@@ -100,7 +102,8 @@ class _Lead:
         """Lead the job to its end; leave its outcome."""
         if self._journal.generation > 1:
             self._reporter.note(f"coordinator {self._journal.generation} goes on")
-        server = StoreServer(self._table, self._coordinator.members, self._spec.host)
+        members = self._coordinator.members
+        server = StoreServer(self._table, self._secret, members, self._spec.host)
         async with server:
             beats = asyncio.create_task(self._beat())
             self._say_where(server)
@@ -108,7 +111,7 @@ class _Lead:
             self._table.set(OUTCOME_KEY, outcome.to_json().encode())
             with self._journal.leading():
                 outcome.write(self._spec.job_dir)
-            self._coordinator.members.stop()
+            members.stop()
             beats.cancel()
 
     def _say_where(self, server: StoreServer) -> None:

@@ -7,7 +7,6 @@ before it wrote it down.
 
 import contextlib
 import os
-import secrets
 import select
 import socket
 import sys
@@ -19,14 +18,18 @@ from typing import Any
 from megatron_bamboo.agent.leases import FIRST_WORD
 from megatron_bamboo.agent.outcome import OUTCOME_FILE
 from megatron_bamboo.membership.address import Address, Signpost
+from megatron_bamboo.membership.channel import Channel, Impostor
 from megatron_bamboo.membership.clock import PatientClock
-from megatron_bamboo.membership.frames import MalformedFrame, encode_frame, receive_frame
+from megatron_bamboo.membership.frames import MalformedFrame, encode_body
+from megatron_bamboo.membership.keys import NodeIdentity
 from megatron_bamboo.membership.waits import Wait
 from megatron_bamboo.observe.events import EventLog
 
 # A frame that has begun to arrive is whole within this time, and one is taken within it.
 FRAME_SECONDS = 5.0
 CONNECT_SECONDS = 1.0
+# A coordinator answers a greeting within this time, or another connection is tried.
+GREETING_SECONDS = 10.0
 RETRY_SECONDS = 0.1
 
 
@@ -34,22 +37,31 @@ class CoordinatorLink:
     """One agent's connection.
 
     Args:
+        identity: the node's, for as long as this process lives.
         store: where the coordinator is found (``membership/address.py``).
         patience_seconds: how long to look for one that answers, before the job counts as over.
     """
 
     def __init__(
-        self, node: str, store: str, job_dir: Path, patience_seconds: float, events: EventLog
+        self,
+        identity: NodeIdentity,
+        store: str,
+        job_dir: Path,
+        patience_seconds: float,
+        events: EventLog,
     ) -> None:
-        self._hello = {"op": "hello", "node": node, "pid": os.getpid()}
-        self._hello["incarnation"] = secrets.token_hex(8)
+        self._credential = identity.agent()
+        self._hello = {"op": "hello", "pid": os.getpid()}
         self._signpost = Signpost(store)
         self._outcome = job_dir / OUTCOME_FILE
         self._patience_seconds = patience_seconds
         self._events = events
         self._facts: list[Mapping[str, Any]] = []
-        self._socket: socket.socket | None = None
+        self._channel: Channel | None = None
+        self._parked: Channel | None = None
         self._address: Address | None = None
+        self._greeting_until = 0.0
+        self._impostor: Address | None = None
         self._is_welcome = False
         self.has_left = False
         """Whether this node has left the job in good order."""
@@ -61,18 +73,18 @@ class CoordinatorLink:
     @property
     def fileno(self) -> int | None:
         """What to wait for until there is something to hear; None while there is no connection."""
-        return None if self._socket is None else self._socket.fileno()
+        return None if self._channel is None else self._channel.socket.fileno()
 
     def await_welcome(self) -> bool:
         """Wait until a coordinator knows this node; False if the job is over before."""
         while not self._is_welcome:
             if self.is_over():
                 return False
-            if self._socket is None:
+            if self._channel is None:
                 time.sleep(RETRY_SECONDS)
                 continue
             poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
+            poll.register(self._channel.socket, select.POLLIN)
             if poll.poll(1000 * RETRY_SECONDS) and self.hear_stop():
                 return False
         return True
@@ -80,14 +92,17 @@ class CoordinatorLink:
     def is_over(self) -> bool:
         """Whether the job is over; to be asked several times a second: it keeps the link up."""
         silent = self._clock.look() - self._heard_at
-        if self._socket is not None and self._signpost.find() not in (None, self._address):
+        if self._channel is not None and self._signpost.find() not in (None, self._address):
             self._lose("another one leads the job")
-        if self._socket is None and self._outcome.exists():
+        is_greeting = self._channel is not None and not self._channel.is_open
+        if is_greeting and time.monotonic() > self._greeting_until:
+            self._lose("no answer to the greeting")
+        if self._channel is None and self._outcome.exists():
             return True
         if silent > self._patience_seconds:
             sys.stderr.write(f"no coordinator was heard of for {silent:.0f} s\n")
             return True
-        if self._socket is None and time.monotonic() >= self._next_try:
+        if self._channel is None and time.monotonic() >= self._next_try:
             self._next_try = time.monotonic() + RETRY_SECONDS
             self._connect()
         return False
@@ -107,18 +122,17 @@ class CoordinatorLink:
             self._send({"op": "alive", "word": self._word, "places": places, "waits": told})
 
     def hear_stop(self) -> bool:
-        """Take the message that has arrived; whether it says that this node is to end."""
-        if self._socket is None:
-            return False
-        try:
-            message = receive_frame(self._socket, time.monotonic() + FRAME_SECONDS)
-        except (OSError, MalformedFrame) as error:
-            self._lose(str(error))
+        """Take what has arrived; whether it says that this node is to end."""
+        message = self._hear()
+        if message is None:
             return False
         self._heard_at = self._clock.look()
         match message:
             case {"op": "welcome"}:
                 self._is_welcome = True
+                if self._parked is not None:
+                    self._parked.close()
+                    self._parked = None
                 for fact in self._facts:
                     self._send(fact)
             case {"op": "heard", "word": str(word)}:
@@ -134,28 +148,58 @@ class CoordinatorLink:
                 return True
         return False
 
+    def _hear(self) -> Mapping[str, Any] | None:
+        """The message that has arrived; None for none, or where the connection is lost."""
+        if self._channel is None:
+            return None
+        until = time.monotonic() + FRAME_SECONDS
+        try:
+            if self._channel.is_open:
+                return self._channel.receive(until)
+            self._channel.open(until)
+            self._send(self._hello)
+        except Impostor as error:
+            self._say_impostor(error)
+            self._lose(str(error))
+        except (MalformedFrame, TimeoutError) as error:
+            # Somebody on the way has changed what was said. To the coordinator the end of this
+            # connection would be the node's, so it stays until there is another one.
+            if self._is_welcome:
+                self._parked, self._channel = self._channel, None
+            self._lose(str(error))
+        except OSError as error:
+            self._lose(str(error))
+        return None
+
     def _connect(self) -> None:
         address = self._signpost.find()
         if address is None:
             return
         endpoint = (address.host, address.port)
         with contextlib.suppress(OSError):
-            self._socket = socket.create_connection(endpoint, CONNECT_SECONDS)
+            connection = socket.create_connection(endpoint, CONNECT_SECONDS)
+            now = time.monotonic()
+            self._channel = Channel(connection, self._credential, now + CONNECT_SECONDS)
+            self._greeting_until = now + GREETING_SECONDS
             self._address, self._word = address, FIRST_WORD
-            self._send(self._hello)
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        if self._socket is None:
+        if self._channel is None:
             return
         try:
-            self._socket.settimeout(FRAME_SECONDS)
-            self._socket.sendall(encode_frame(message))
+            self._channel.send(encode_body(message), time.monotonic() + FRAME_SECONDS)
         except OSError as error:
             self._lose(str(error))
 
     def _lose(self, why: str) -> None:
         if self._is_welcome:
             self._events.emit("coordinator_gone", why=why)
-        if self._socket is not None:
-            self._socket.close()
-        self._socket, self._is_welcome = None, False
+        if self._channel is not None:
+            self._channel.close()
+        self._channel, self._is_welcome = None, False
+
+    def _say_impostor(self, error: Impostor) -> None:
+        """Once for an address: it may be a stranger's by now, or this node's secret is another."""
+        if self._impostor != self._address:
+            self._impostor = self._address
+            sys.stderr.write(f"{self._address} is no coordinator of this job: {error}\n")

@@ -39,6 +39,7 @@ from megatron_bamboo.agent.sizes import check_order
 from megatron_bamboo.agent.telling import LOSSES_FILE
 from megatron_bamboo.cloud.watch import NO_SOURCE, source_of
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.membership.secret_file import add_secret_option, check_secret
 from megatron_bamboo.rehearsal.fault import LOSSES
 from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.watching.endpoint import Endpoint
@@ -81,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for logs, events, losses and state (default: runs/<time>)",
     )
+    add_secret_option(parser)
     parser.add_argument(
         "--inject",
         action="append",
@@ -144,6 +146,7 @@ def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
     nodes, standbys = tuple(names[: args.nodes]), tuple(names[args.nodes :])
     (injections, faults), deadlines = _checked_injections(args, names), _deadlines(args)
     job_dir = _make_job_dir(args.job_dir)
+    check_secret(job_dir, args.secret_file)
     command = [sys.executable, args.script, *args.script_args]
     with _interruptible():
         try:
@@ -162,6 +165,7 @@ def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
                 respawn_seconds=args.respawn,
                 max_failures=args.max_failures,
                 notices=args.notices,
+                secret_file=args.secret_file,
             )
             _check_shape(spec, args.workers_per_node)
             with _screen(shape.start_step, shape.train_iters) as (say, advance):

@@ -5,6 +5,7 @@ imported torch once; ``bamboo run`` is this with a command line (``agent/run.py`
 """
 
 import contextlib
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from megatron_bamboo.agent.process import adopted_orphans, blocked_interrupts
 from megatron_bamboo.agent.supervisor import Supervisor
 from megatron_bamboo.agent.telling import Teller
 from megatron_bamboo.membership.address import ADDRESS_FILE
+from megatron_bamboo.membership.keys import Secret
+from megatron_bamboo.membership.secret_file import find_or_make_secret
 from megatron_bamboo.membership.workers import node_of, worker_name
 from megatron_bamboo.observe.events import read_events
 
@@ -46,12 +49,16 @@ def run_job(
     if shape.start_step >= shape.train_iters:
         say(f"nothing to train: {shape.loaded_from} holds step {shape.start_step} already")
         return Outcome(Status.FINISHED)
-    (spec.job_dir / "logs").mkdir(parents=True, exist_ok=True)
+    spec.job_dir.mkdir(parents=True, exist_ok=True)
+    secret = find_or_make_secret(spec.job_dir, spec.secret_file)
+    (spec.job_dir / "logs").mkdir(exist_ok=True)
     teller = Teller(spec.job_dir, say, advance)
     nodes = LocalNodes(
-        lambda node: start_node(_settings(spec, node)), spec.respawn_seconds, spec.max_failures
+        lambda node: start_node(_settings(spec, secret, node)),
+        spec.respawn_seconds,
+        spec.max_failures,
     )
-    supervisor = Supervisor(spec, teller, nodes)
+    supervisor = Supervisor(spec, secret, teller, nodes)
     outcome = Outcome(Status.FAILED, "its launcher failed")
     with adopted_orphans():
         try:
@@ -78,13 +85,15 @@ def _leave(outcome: Outcome, job_dir: Path) -> None:
             outcome.write(job_dir)
 
 
-def _settings(spec: JobSpec, node: str) -> AgentSettings:
+def _settings(spec: JobSpec, secret: Secret, node: str) -> AgentSettings:
+    identity = secret.node(node, secrets.token_hex(8))
     size, store = spec.shape.tensor_size, str((spec.job_dir / ADDRESS_FILE).absolute())
     workers = {
-        worker_name(node, t, size): worker_environment(spec, node, t, store) for t in range(size)
+        worker_name(node, t, size): worker_environment(spec, identity, t, store)
+        for t in range(size)
     }
     lease, patience = spec.shape.lease_seconds, spec.deadlines.store_seconds
-    return AgentSettings(node, store, spec.job_dir, workers, lease, patience, spec.notices)
+    return AgentSettings(identity, store, spec.job_dir, workers, lease, patience, spec.notices)
 
 
 def _with_injections(outcome: Outcome, spec: JobSpec) -> Outcome:

@@ -24,6 +24,7 @@ from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.clock import PatientClock
 from megatron_bamboo.membership.journal import JOURNAL_FILE, LOCK_SECONDS, JournalReader, Leader
+from megatron_bamboo.membership.keys import Secret
 
 LOOK_SECONDS = 0.05
 # So often within so many seconds, and the next one would die as well.
@@ -42,8 +43,9 @@ class Supervisor:
         nodes: they are started again after their loss, if that is asked for.
     """
 
-    def __init__(self, spec: JobSpec, teller: Teller, nodes: LocalNodes) -> None:
+    def __init__(self, spec: JobSpec, secret: Secret, teller: Teller, nodes: LocalNodes) -> None:
         self._spec = spec
+        self._secret = secret
         self._teller = teller
         self._nodes = nodes
         self._reader = _open_journal(spec.job_dir)
@@ -116,7 +118,7 @@ class Supervisor:
 
     def _start(self) -> None:
         with blocked_interrupts():
-            self._newest = fork(lambda: lead_job(self._spec))
+            self._newest = fork(lambda: lead_job(self._spec, self._secret))
             self._running[self._newest] = os.pidfd_open(self._newest)
         self._watch.reset()
 

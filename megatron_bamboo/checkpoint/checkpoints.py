@@ -62,6 +62,7 @@ class Checkpoints:
                 tensor_size=environment.tensor_size,
                 client=client,
                 store=environment.store,
+                credential=environment.credential,
                 attempt_seconds=60 * options.parallel.distributed_timeout_minutes,
                 sharded=any(stage.shard.count > 1 for stage in stages.values()),
                 state_of=self._state_of,

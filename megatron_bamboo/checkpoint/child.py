@@ -21,6 +21,7 @@ from megatron.core import dist_checkpointing
 from megatron_bamboo.checkpoint.folder import make_partial, publish, remove
 from megatron_bamboo.checkpoint.moments import SaveMoment
 from megatron_bamboo.checkpoint.strategy import PlainSaveStrategy
+from megatron_bamboo.membership.keys import Credential
 from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.membership.torch_store import BambooStore
 
@@ -37,6 +38,7 @@ class Task:
     rank: int
     num_writers: int
     store: str
+    credential: Credential
     seconds: float
 
     @property
@@ -77,7 +79,9 @@ class Failure:
 def write(task: Task, state: dict[str, Any], before: Before) -> None:
     """Write this writer's part together with the others; the lead publishes."""
     gc.disable()
-    store = BambooStore(StoreClient(task.store, task.seconds), task.prefix, task.seconds)
+    store = BambooStore(
+        StoreClient(task.store, task.seconds, task.credential), task.prefix, task.seconds
+    )
     if task.is_lead:
         store.set("folder", str(make_partial(task.root, task.step, task.epoch)))
     folder = Path(store.get("folder").decode())

@@ -20,6 +20,7 @@ from megatron_bamboo.checkpoint.child import Task
 from megatron_bamboo.checkpoint.moments import BeforeMoment, SaveMoment
 from megatron_bamboo.checkpoint.writers import writers_of
 from megatron_bamboo.execution.errors import DeadlineExceeded
+from megatron_bamboo.membership.keys import Credential
 from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
 from megatron_bamboo.planner.plan import Plan
 
@@ -70,6 +71,8 @@ class SaverParts:
     client: StoreClient
     store: str
     """The store's address, for the writing process's own client."""
+    credential: Credential
+    """This worker's."""
     attempt_seconds: float
     """The longest that an attempt may take."""
     sharded: bool
@@ -115,6 +118,7 @@ class Saver:
             rank=writers.workers.index(parts.worker),
             num_writers=len(writers.workers),
             store=parts.store,
+            credential=parts.credential,
             seconds=parts.attempt_seconds,
         )
         stages, shares = writers.stages_of(parts.worker), writers.shares_of(parts.worker)

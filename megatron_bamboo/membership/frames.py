@@ -1,10 +1,10 @@
-"""Frames of the control plane: four bytes of length, big-endian, then one JSON object.
+"""Messages of the control plane: JSON objects. A plain frame is four bytes of length, then one.
 
 JSON because nothing from the network may be unpickled; a length in front and a limit on it because
-a stray or broken client must cost no more than its own connection.
+a stray or broken client must cost no more than its own connection. Only greetings go as plain
+frames, all else is sealed (``sealing.py``).
 """
 
-import asyncio
 import base64
 import json
 import socket
@@ -15,18 +15,45 @@ from typing import Any
 
 FRAME_LIMIT_BYTES = 4 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
+LENGTH_BYTES = _LENGTH.size
 
 
 class MalformedFrame(ValueError):
     """Bytes that are no frame: nothing more can be read from this connection."""
 
 
-def encode_frame(message: Mapping[str, Any]) -> bytes:
+def encode_body(message: Mapping[str, Any]) -> bytes:
     """The bytes of one message; ValueError when it is too large for a frame."""
     body = json.dumps(message).encode()
     if len(body) > FRAME_LIMIT_BYTES:
         raise ValueError(f"a message of {len(body)} bytes exceeds {FRAME_LIMIT_BYTES}: split it")
+    return body
+
+
+def decode_body(body: bytes) -> dict[str, Any]:
+    """What ``encode_body`` made of a message; MalformedFrame for anything else."""
+    try:
+        message = json.loads(body)
+    # Brackets nested deeply enough are one too.
+    except (ValueError, RecursionError) as error:
+        raise MalformedFrame(f"a frame that is not JSON: {error}") from None
+    if not isinstance(message, dict):
+        raise MalformedFrame(f"a frame that is not a JSON object: {body[:80]!r}")
+    return message
+
+
+def encode_frame(message: Mapping[str, Any]) -> bytes:
+    """One message as a plain frame; ValueError as above."""
+    body = encode_body(message)
     return _LENGTH.pack(len(body)) + body
+
+
+def body_length(head: bytes, limit: int = FRAME_LIMIT_BYTES) -> int:
+    """The length of a plain frame's body by its first ``LENGTH_BYTES``."""
+    length = int(_LENGTH.unpack(head)[0])
+    if length > limit:
+        raise MalformedFrame(f"a frame of {length} bytes exceeds {limit}")
+    return length
 
 
 def encode_value(value: bytes | None) -> str | None:
@@ -39,22 +66,19 @@ def decode_value(text: str | None) -> bytes | None:
     return None if text is None else base64.b64decode(text, validate=True)
 
 
-async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """The next message of a stream; ``asyncio.IncompleteReadError`` at its end."""
-    length = _body_length(await reader.readexactly(_LENGTH.size))
-    return _decode_body(await reader.readexactly(length))
-
-
-def receive_frame(connection: socket.socket, until: float | None = None) -> dict[str, Any]:
-    """The next message of a blocking socket, by the monotonic time ``until``.
+def receive_frame(
+    connection: socket.socket, until: float | None = None, limit: int = FRAME_LIMIT_BYTES
+) -> dict[str, Any]:
+    """The next plain frame's message of a blocking socket, by the monotonic time ``until``.
 
     TimeoutError when the time is over, ConnectionError when the other side has closed.
     """
-    length = _body_length(_receive_exactly(connection, _LENGTH.size, until))
-    return _decode_body(_receive_exactly(connection, length, until))
+    length = body_length(receive_exactly(connection, LENGTH_BYTES, until), limit)
+    return decode_body(receive_exactly(connection, length, until))
 
 
-def _receive_exactly(connection: socket.socket, count: int, until: float | None) -> bytes:
+def receive_exactly(connection: socket.socket, count: int, until: float | None) -> bytes:
+    """So many bytes of a blocking socket; errors as above."""
     received = bytearray()
     while len(received) < count:
         set_deadline(connection, until)
@@ -71,20 +95,3 @@ def set_deadline(connection: socket.socket, until: float | None) -> None:
     if remaining is not None and remaining <= 0:
         raise TimeoutError("the deadline is past")
     connection.settimeout(remaining)
-
-
-def _body_length(head: bytes) -> int:
-    length = int(_LENGTH.unpack(head)[0])
-    if length > FRAME_LIMIT_BYTES:
-        raise MalformedFrame(f"a frame of {length} bytes exceeds {FRAME_LIMIT_BYTES}")
-    return length
-
-
-def _decode_body(body: bytes) -> dict[str, Any]:
-    try:
-        message = json.loads(body)
-    except ValueError as error:
-        raise MalformedFrame(f"a frame that is not JSON: {error}") from None
-    if not isinstance(message, dict):
-        raise MalformedFrame(f"a frame that is not a JSON object: {body[:80]!r}")
-    return message

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Self
 
+from megatron_bamboo.membership.keys import Credential
 from megatron_bamboo.membership.place import Place
-from megatron_bamboo.membership.store_client import StoreClient
+from megatron_bamboo.membership.store_client import NodeFenced, StoreClient
 from megatron_bamboo.schedule.actions import Action
 
 logger = logging.getLogger(__name__)
@@ -67,13 +68,14 @@ class Raised:
 
 
 def tell_raised(
-    store: str, worker: str, raised: Raised, deadline_seconds: float = TELL_SECONDS
+    store: str, credential: Credential, raised: Raised, deadline_seconds: float = TELL_SECONDS
 ) -> None:
     """Tell the store at ``host:port`` what ends this worker; a lost store is not waited for."""
-    client = StoreClient(store, deadline_seconds)
+    worker = credential.role.name
+    client = StoreClient(store, deadline_seconds, credential)
     try:
         client.set(f"raised/{worker}", raised.to_json().encode())
-    except OSError as error:
+    except (OSError, NodeFenced) as error:
         logger.error("%s: cannot say what was raised: %s", worker, error)
     finally:
         client.close()

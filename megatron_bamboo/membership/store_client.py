@@ -4,7 +4,7 @@ A silent or stopped server makes a call raise when its time is over, never hang.
 connection is made anew and the call sent again until then, to whoever leads the job by then: a
 store that is gone for a while stops no worker. So every call may come twice, and none does more
 than once what it says. Each thread has a connection of its own, so that one that waits for the next
-epoch never delays another's record.
+epoch never delays another's record. A store that does not know the job's secret is none.
 """
 
 import contextlib
@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from megatron_bamboo.membership.address import Address, Signpost
+from megatron_bamboo.membership.channel import Channel, Impostor
 from megatron_bamboo.membership.frames import (
+    MalformedFrame,
     decode_value,
-    encode_frame,
+    encode_body,
     encode_value,
-    receive_frame,
-    set_deadline,
 )
+from megatron_bamboo.membership.keys import Credential
 
 RETRY_SECONDS = 0.05
 # How often a client that waits for an answer looks whether somebody else would give it.
@@ -47,12 +48,17 @@ class NodeFenced(Exception):
     """This worker's node was declared lost: it must apply and write nothing any more."""
 
 
+class _StillGreeting(TimeoutError):
+    """A call's time was over before the server had answered the greeting: the next call needs no
+    other connection, or calls with little time would never come through to a busy server."""
+
+
 class StoreClient:
     """The store; every call ends within ``deadline_seconds`` or its own time.
 
     Args:
         address: ``host:port``, or the path of the file that says it (``address.py``).
-        worker: whose calls these are, so that they are refused once its node is lost.
+        credential: whose calls these are; a worker's are refused once its node is lost.
         fenced: called, in whatever thread, when they are; by default the call raises NodeFenced.
     """
 
@@ -60,11 +66,11 @@ class StoreClient:
         self,
         address: str,
         deadline_seconds: float,
-        worker: str = "",
+        credential: Credential,
         fenced: Callable[[NodeFenced], None] | None = None,
     ) -> None:
         self._signpost = Signpost(address)
-        self._worker = worker
+        self._credential = credential
         self._fenced = fenced
         self.deadline_seconds = deadline_seconds
         self._local = threading.local()
@@ -147,16 +153,18 @@ class StoreClient:
         what = f"{request['op']} {request.get('key', request.get('keys'))}"
         until = time.monotonic() + deadline_seconds
         try:
-            reply = self._ask(request | {"worker": self._worker}, until)
-        except TimeoutError:
+            reply = self._ask(request, until)
+        except TimeoutError as error:
             raise StoreTimeout(
                 f"{what}: the store at {self._signpost} did not answer "
-                f"within {deadline_seconds:g} s"
+                f"within {deadline_seconds:g} s{error}"
             ) from None
         except StoreError as error:
             raise StoreError(f"{what}: {error}") from None
         if "fenced" in reply:
-            fenced = NodeFenced(f"{self._worker}: its node was declared lost; {what} is refused")
+            fenced = NodeFenced(
+                f"{self._credential.role.name}: its node was declared lost; {what} is refused"
+            )
             if self._fenced is not None:
                 self._fenced(fenced)
             raise fenced
@@ -166,33 +174,46 @@ class StoreClient:
 
     def _ask(self, request: dict[str, Any], until: float) -> dict[str, Any]:
         """The answer to a request, which is sent again until there is one."""
-        frame = encode_frame(request)
+        body, why = encode_body(request), ""
         while True:
             if self._closed:
                 raise StoreError("the store client is closed")
             if (left := until - time.monotonic()) <= 0:
-                raise TimeoutError
+                raise TimeoutError(why)
             try:
-                return self._send(frame, until)
-            except OSError:
+                return self._send(body, until)
+            except _StillGreeting:
+                raise TimeoutError(why) from None
+            except (OSError, MalformedFrame) as error:
                 self._drop()
+                if isinstance(error, Impostor):
+                    why = f": {error}"
             time.sleep(min(RETRY_SECONDS, left))
             if "timeout" in request:
                 left = max(0.0, until - ANSWER_GRACE_SECONDS - time.monotonic())
-                frame = encode_frame(request | {"timeout": left})
+                body = encode_body(request | {"timeout": left})
 
-    def _send(self, frame: bytes, until: float) -> dict[str, Any]:
-        """One try; OSError where it has failed, or another one leads the job."""
-        connection, address = self._connection(until)
-        set_deadline(connection, _soon(until))
-        connection.sendall(frame)
-        while not _readable(connection, min(LOOK_SECONDS, until - time.monotonic())):
+    def _send(self, body: bytes, until: float) -> dict[str, Any]:
+        """One try; OSError or MalformedFrame where it has failed, or another one leads the job."""
+        channel, address = self._connection(until)
+        if not channel.is_open:
+            try:
+                self._await(channel, address, until)
+            except TimeoutError:
+                raise _StillGreeting from None
+            channel.open(_soon(until))
+        channel.send(body, _soon(until))
+        self._await(channel, address, until)
+        return channel.receive(_soon(until))
+
+    def _await(self, channel: Channel, address: Address, until: float) -> None:
+        """Wait for the server's next word; ConnectionError where another one leads the job."""
+        while not _readable(channel.socket, min(LOOK_SECONDS, until - time.monotonic())):
             if self._signpost.find() != address:
                 raise ConnectionResetError("another coordinator leads the job")
-        return receive_frame(connection, _soon(until))
 
-    def _connection(self, until: float) -> tuple[socket.socket, Address]:
-        connected: tuple[socket.socket, Address] | None
+    def _connection(self, until: float) -> tuple[Channel, Address]:
+        connected: tuple[Channel, Address] | None
         connected = getattr(self._local, "connected", None)
         if connected is None:
             address = self._signpost.find()
@@ -203,16 +224,17 @@ class StoreClient:
                 raise TimeoutError
             connection = socket.create_connection((address.host, address.port), timeout=left)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connected = self._local.connected = connection, address
             with self._lock:
                 self._connections.add(connection)
+            channel = Channel(connection, self._credential, _soon(until))
+            connected = self._local.connected = channel, address
         return connected
 
     def _drop(self) -> None:
         connected = self._local.__dict__.pop("connected", None)
         if connected is not None:
             with self._lock:
-                self._connections.discard(connected[0])
+                self._connections.discard(connected[0].socket)
                 connected[0].close()
 
 

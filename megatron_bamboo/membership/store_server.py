@@ -2,7 +2,8 @@
 
 Workers reach it for records, plans and the rendezvous of their process groups; agents keep one
 connection each open with ``hello``, whose end tells the coordinator at once that a node is gone.
-A frame that makes no sense closes its own connection and harms nobody else.
+Who says what is known from the connection (``gate.py``), not from what it says. A frame that makes
+no sense closes its own connection and harms nobody else.
 """
 
 import asyncio
@@ -16,12 +17,13 @@ from typing import Any, Protocol
 from megatron_bamboo.membership.frames import (
     MalformedFrame,
     decode_value,
-    encode_frame,
+    encode_body,
     encode_value,
-    read_frame,
 )
+from megatron_bamboo.membership.gate import Gate, SealedStream
+from megatron_bamboo.membership.keys import Kind, Role, Secret
+from megatron_bamboo.membership.sealing import BrokenSeal
 from megatron_bamboo.membership.table import Table
-from megatron_bamboo.membership.workers import node_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,14 +32,14 @@ class AgentLink:
 
     node: str
     pid: int
-    writer: asyncio.StreamWriter
+    writer: SealedStream
     incarnation: str = ""
     """The same for all connections that one agent ever makes."""
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Tell the agent something; nothing happens where it is gone already."""
         if not self.writer.is_closing():
-            self.writer.write(encode_frame(message))
+            self.writer.write(encode_body(message))
 
 
 class AgentWatcher(Protocol):
@@ -57,13 +59,17 @@ class StoreServer:
     """Serves a table on one port. The port is open from construction, so that it can be told."""
 
     def __init__(
-        self, table: Table, watcher: AgentWatcher | None = None, host: str = "127.0.0.1"
+        self,
+        table: Table,
+        secret: Secret,
+        watcher: AgentWatcher | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         self.table = table
         self._watcher = watcher
         self._listener = socket.create_server((host, 0), backlog=1024)
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._gate = Gate(self._listener, secret, self._serve)
+        self._running: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
@@ -72,79 +78,68 @@ class StoreServer:
         return f"{host}:{port}"
 
     async def __aenter__(self) -> "StoreServer":
-        self._server = await asyncio.start_server(self._serve, sock=self._listener)
+        self._running = asyncio.create_task(self._gate.run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        assert self._running is not None
+        self._running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._running
+        self._listener.close()
 
     def close(self) -> None:
         """Close the port of a server that was never entered; otherwise of no effect."""
         self._listener.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            # Nobody but this task minds how the connection ends.
-            with contextlib.suppress(MalformedFrame, asyncio.IncompleteReadError, OSError):
-                await self._serve_frames(reader, writer)
-        except asyncio.CancelledError:
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.close()
+    async def _serve(self, role: Role, stream: SealedStream) -> None:
+        if role.kind is Kind.AGENT:
+            await self._serve_agent(role, stream)
+        else:
+            await self._serve_calls(role, stream)
 
-    async def _serve_frames(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _serve_calls(self, role: Role, stream: SealedStream) -> None:
         table = self.table
         while True:
-            request = await read_frame(reader)
-            if request.get("op") == "hello":
-                await self._serve_agent(request, reader, writer)
-                return
+            request = await stream.read()
             try:
-                reply = await self._answer(request)
+                reply = await self._answer(role, request)
             except (KeyError, TypeError, ValueError, binascii.Error) as error:
                 raise MalformedFrame(f"{request}: {error}") from error
             # Whoever was stopped while another took its place must not answer from what it knows.
             table.check()
-            writer.write(encode_frame(reply))
-            await writer.drain()
+            stream.write(encode_body(reply))
+            await stream.drain()
 
-    async def _serve_agent(
-        self,
-        hello: Mapping[str, Any],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
+    async def _serve_agent(self, role: Role, stream: SealedStream) -> None:
         if self._watcher is None:
             raise MalformedFrame("this store has no place for agents")
+        hello = await stream.read()
         try:
-            incarnation = str(hello["incarnation"])
-            link = AgentLink(str(hello["node"]), int(hello["pid"]), writer, incarnation)
+            link = AgentLink(role.node, int(hello["pid"]), stream, role.incarnation)
             self.table.check()
             self._watcher.joined(link)
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedFrame(str(error)) from error
+        is_gone = True
         try:
             link.send({"op": "welcome"})
             while True:
-                message = await read_frame(reader)
+                message = await stream.read()
                 self.table.check()
                 self._watcher.heard(link, message)
+        except BrokenSeal:
+            # Somebody on the way has spoken, the node has not ended: it has the rest of its lease
+            # to come back.
+            is_gone = False
+            raise
         finally:
-            self._watcher.closed(link)
+            if is_gone:
+                self._watcher.closed(link)
 
-    async def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def _answer(self, role: Role, request: Mapping[str, Any]) -> dict[str, Any]:
         table = self.table
-        if node_of(str(request.get("worker", ""))) in table.fenced:
+        if role.node in table.fenced:
             return {"fenced": True}
         match request["op"]:
             case "get":

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from megatron_bamboo.agent.environment import WorkerEnvironment
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.membership.decision import Record, StepReport
 from megatron_bamboo.membership.place import Place
@@ -68,13 +69,14 @@ class EpochEnded(Exception):
 
 class Worker:
     def __init__(self, options: argparse.Namespace) -> None:
-        self.node = os.environ["BAMBOO_NODE"]
+        self.environment = WorkerEnvironment.read()
+        self.node = self.environment.node
         self.options = options
         self.ways = {
             w.partition(":")[2] for w in options.misbehave if w.startswith(self.node + ":")
         }
-        deadline = float(os.environ["BAMBOO_STORE_DEADLINE"])
-        self.store = StoreClient(os.environ["BAMBOO_STORE"], deadline, self.node)
+        deadline = self.environment.store_deadline_seconds
+        self.store = StoreClient(self.environment.store, deadline, self.environment.credential)
         self.events = EventLog(Path(os.environ["BAMBOO_JOB_DIR"]) / "events", self.node)
         inject = os.environ["BAMBOO_INJECT"]
         self.fault = Fault.parse(inject) if inject else None
@@ -144,7 +146,7 @@ class Worker:
         self.look_for_ending()
 
     def tell(self, error: Exception, place: Place) -> None:
-        tell_raised(os.environ["BAMBOO_STORE"], self.node, Raised.of(error, place))
+        tell_raised(self.environment.store, self.environment.credential, Raised.of(error, place))
         raise error
 
     def die(self, fault: str = "", **fields: object) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_thread import ServerThread
+from server_thread import INCARNATION, SECRET, ServerThread
+from wiretap import FlipOnce, Wiretap
 
 from megatron_bamboo.agent.link import CoordinatorLink
 from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.membership.address import ADDRESS_FILE, Address
+from megatron_bamboo.membership.keys import Secret
 from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.observe.events import EventLog
 
@@ -28,8 +30,8 @@ class Coordinator:
         self.links: list[AgentLink] = []
         self.told: list[Mapping[str, Any]] = []
         self.thread = ServerThread(self)
-        port = int(self.thread.address.rpartition(":")[2])
-        Address("127.0.0.1", port, generation).write(folder / ADDRESS_FILE)
+        self.closings = 0
+        write_address(folder, self.thread.address, generation)
 
     def joined(self, link: AgentLink) -> None:
         self.links.append(link)
@@ -38,7 +40,12 @@ class Coordinator:
         self.told.append(message)
 
     def closed(self, link: AgentLink) -> None:
-        pass
+        self.closings += link is self.links[-1]
+
+
+def write_address(folder: Path, address: str, generation: int) -> None:
+    port = int(address.rpartition(":")[2])
+    Address("127.0.0.1", port, generation).write(folder / ADDRESS_FILE)
 
 
 @pytest.fixture
@@ -63,7 +70,8 @@ def link(tmp_path: Path) -> CoordinatorLink:
 
 def make_link(folder: Path, patience_seconds: float) -> CoordinatorLink:
     events = EventLog(folder / "events", "node0")
-    return CoordinatorLink("node0", str(folder / ADDRESS_FILE), folder, patience_seconds, events)
+    identity = SECRET.node("node0", INCARNATION)
+    return CoordinatorLink(identity, str(folder / ADDRESS_FILE), folder, patience_seconds, events)
 
 
 def tend(link: CoordinatorLink, condition: Callable[[], bool]) -> bool:
@@ -97,7 +105,7 @@ def test_all_that_was_reported_is_said_to_the_next_one_too(
     second = lead()
     said = [STARTED, EXITED] if ends else [STARTED]
     assert not tend(link, lambda: second.told == said)
-    assert first.links[0].incarnation == second.links[0].incarnation != ""
+    assert first.links[0].incarnation == second.links[0].incarnation == INCARNATION
 
 
 def test_the_end_is_a_word_or_a_file(lead: Lead, link: CoordinatorLink, tmp_path: Path) -> None:
@@ -115,3 +123,36 @@ def test_patience_ends(tmp_path: Path) -> None:
     began = time.monotonic()
     assert not make_link(tmp_path, patience_seconds=0.3).await_welcome()
     assert 0.3 <= time.monotonic() - began < WAIT_SECONDS
+
+
+@pytest.mark.parametrize("way", ["to_server", "to_client"])
+def test_a_flipped_bit_on_the_way_is_not_the_nodes_end(
+    lead: Lead, link: CoordinatorLink, tmp_path: Path, way: str
+) -> None:
+    """The node has made another connection before anything else becomes of it."""
+    coordinator = lead()
+    wiretap = Wiretap(coordinator.thread.address)
+    write_address(tmp_path, wiretap.address, 1)
+    assert link.await_welcome()
+    setattr(wiretap, way, FlipOnce(0, 8 * 30))
+    link.report(STARTED)
+    coordinator.thread.call(coordinator.links[0].send, {"op": "heard", "word": "7"})
+    assert not tend(
+        link, lambda: len(coordinator.links) == 2 and coordinator.told[-1:] == [STARTED]
+    )
+    assert coordinator.closings == 0
+    wiretap.close()
+
+
+def test_a_stranger_at_the_coordinators_port_is_named_and_not_followed(
+    lead: Lead, link: CoordinatorLink, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    until = time.monotonic() + 0.5
+    stranger = ServerThread(secret=Secret.of("the secret of another job, which is as long"))
+    write_address(tmp_path, stranger.address, 1)
+    assert not tend(link, lambda: time.monotonic() > until)
+    lead()
+    assert link.await_welcome()
+    stranger.stop()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{stranger.address} is no coordinator of this job: it does not prove")

@@ -17,6 +17,7 @@ from launching import Launch, processes_of
 from megatron_bamboo.agent.lead import LeadStatus
 from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.journal import JOURNAL_FILE
+from megatron_bamboo.membership.secret_file import SECRET_FILE
 
 pytestmark = pytest.mark.multiprocess
 
@@ -54,7 +55,9 @@ def check_story(launch: Launch, num_iterations: int, lost: Sequence[str]) -> Non
     pids = {(e["source"], e["pid"]) for e in launch.events("action")}
     assert len(pids) == len({source for source, _ in pids}), "a worker was started anew"
     names = {path.name for path in launch.job_dir.iterdir()}
-    assert names == {"job.json", "losses.jsonl", "events", "logs", "outcome.json", JOURNAL_FILE}
+    assert names == {
+        "job.json", "losses.jsonl", "events", "logs", "outcome.json", JOURNAL_FILE, SECRET_FILE,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("key", KEYS)

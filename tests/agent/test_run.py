@@ -15,6 +15,7 @@ import psutil
 import pytest
 from launching import SCRIPT, Launch, processes_of
 
+from megatron_bamboo.membership.secret_file import SECRET_FILE
 from megatron_bamboo.observe.events import read_events
 
 pytestmark = pytest.mark.multiprocess
@@ -39,6 +40,8 @@ def test_an_undisturbed_job_says_each_iteration_once(launch: Launch) -> None:
     assert launch.events("loss") == []
     last = launch.out.splitlines()[-1]
     assert last == f"finished: iteration 4 of 4; see {launch.job_dir}"
+    assert (launch.job_dir / SECRET_FILE).stat().st_mode & 0o777 == 0o600
+    assert launch.log("coordinator") == ""
 
 
 def test_an_injected_loss_is_taken_over_in_the_same_job(launch: Launch) -> None:
@@ -414,6 +417,21 @@ def test_a_folder_that_holds_a_run_is_refused(launch: Launch) -> None:
 def test_options_that_were_refused_do_not_use_up_the_folder(launch: Launch) -> None:
     launch.start(3, "--stages", "2").wait(2)
     launch.start(3).wait(0)
+
+
+def test_a_secret_that_others_can_read_starts_nothing(launch: Launch, tmp_path: Path) -> None:
+    secret = tmp_path / "shown"
+    secret.write_text("a secret that is as long as it must be\n")
+    secret.chmod(0o644)
+    options = ("--secret-file", str(secret))
+    launch.start(3, options=options).wait(2)
+    assert launch.err == (
+        f"bamboo run: {secret} holds the job's secret and is open to others (mode 0644): give it "
+        "mode 600, and a new secret if others may have read it\n"
+    )
+    secret.chmod(0o600)
+    launch.start(3, options=options).wait(0)
+    assert not (launch.job_dir / SECRET_FILE).exists()
 
 
 def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ import pytest
 import torch
 from megatron.core.dist_checkpointing import ShardedTensor
 from saved_tensors import tensors_of
+from server_thread import credential, store_client
 
 from megatron_bamboo.checkpoint.folder import TRACKER, read_tracker
 from megatron_bamboo.checkpoint.moments import BeforeMoment, SaveMoment
 from megatron_bamboo.checkpoint.saving import Saved, Saver, SaverParts
-from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 
@@ -73,13 +73,14 @@ class Workers:
             follower.plans.append(plan)
 
     def _save(self, node: str, hook: Callable[[SaveMoment], None] | None, seconds: float) -> None:
-        client = StoreClient(self._address, 10.0)
+        client = store_client(self._address, 10.0, node)
         parts = SaverParts(
             root=self.root,
             worker=node,
             tensor_size=1,
             client=client,
             store=self._address,
+            credential=credential(node),
             attempt_seconds=seconds,
             sharded=False,
             state_of=_state_of,

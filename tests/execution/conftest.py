@@ -60,6 +60,8 @@ def server() -> Iterator[Any]:
 
 @pytest.fixture
 def client(server: Any) -> Iterator[StoreClient]:
-    connected = StoreClient(server.address, deadline_seconds=5)
+    from server_thread import store_client
+
+    connected = store_client(server.address, 5)
     yield connected
     connected.close()

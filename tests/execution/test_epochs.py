@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from server_thread import ServerThread
+from server_thread import ServerThread, store_client
 
 from megatron_bamboo.execution.commit import to_hex
 from megatron_bamboo.execution.epochs import (
@@ -270,7 +270,7 @@ def exit_status(server: ServerThread, act: Callable[[Worker], Any], deadline: fl
     child = os.fork()
     if child == 0:
         try:
-            act(Worker(StoreClient(server.address, deadline)))
+            act(Worker(store_client(server.address, deadline)))
             time.sleep(20)
         finally:
             os._exit(1)

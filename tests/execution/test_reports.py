@@ -3,7 +3,7 @@
 import time
 
 from local_peers import Beside
-from server_thread import ServerThread
+from server_thread import ServerThread, store_client
 
 from megatron_bamboo.execution.reports import StepReporter
 from megatron_bamboo.membership.decision import StepReport
@@ -59,7 +59,7 @@ def test_when_it_is_finished_the_store_has_the_last_steps(client: StoreClient) -
 
 
 def test_training_does_not_wait_for_the_store_nor_a_report_get_lost(server: ServerThread) -> None:
-    client = StoreClient(server.address, deadline_seconds=0.2)
+    client = store_client(server.address, 0.2)
     reporter = StepReporter(client)
     stall = Beside(server.call, time.sleep, 0.8)  # longer than the client's deadline
     time.sleep(0.1)
@@ -69,7 +69,7 @@ def test_training_does_not_wait_for_the_store_nor_a_report_get_lost(server: Serv
     assert time.monotonic() - begin < 0.2
     stall.join()
     reporter.finish()
-    patient = StoreClient(server.address, deadline_seconds=5)
+    patient = store_client(server.address, 5)
     assert [stored(patient, step) for step in (1, 2, 3)] == [report(1), report(2), report(3)]
     patient.close()
     client.close()

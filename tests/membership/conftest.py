@@ -1,7 +1,7 @@
 from collections.abc import Iterator
 
 import pytest
-from server_thread import ServerThread
+from server_thread import ServerThread, store_client
 
 from megatron_bamboo.membership.store_client import StoreClient
 
@@ -15,6 +15,6 @@ def server() -> Iterator[ServerThread]:
 
 @pytest.fixture
 def client(server: ServerThread) -> Iterator[StoreClient]:
-    connected = StoreClient(server.address, deadline_seconds=5)
+    connected = store_client(server.address, 5)
     yield connected
     connected.close()

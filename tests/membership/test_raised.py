@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
-from server_thread import ServerThread
+from server_thread import ServerThread, credential
 
 from megatron_bamboo.membership.place import START, Place
 from megatron_bamboo.membership.raised import Raised, all_raised_alike, script_error, tell_raised
@@ -53,7 +53,7 @@ def test_an_error_is_told_to_the_store(
     server: ServerThread, client: StoreClient, message: str
 ) -> None:
     raised = Raised.of(RuntimeError(message), Place(2, "1.0F0"))
-    tell_raised(server.address, "node1", raised)
+    tell_raised(server.address, credential("node1"), raised)
     told = Raised.from_json(client.get("raised/node1") or b"")
     assert told == raised
     said = "RuntimeError: first line" if message else "RuntimeError"
@@ -63,4 +63,9 @@ def test_an_error_is_told_to_the_store(
 def test_a_store_that_is_gone_keeps_no_worker_from_ending() -> None:
     server = ServerThread()
     server.stop()
-    tell_raised(server.address, "node1", Raised.of(RuntimeError("a bug"), Place(2, "1.0F0")), 0.2)
+    tell_raised(
+        server.address,
+        credential("node1"),
+        Raised.of(RuntimeError("a bug"), Place(2, "1.0F0")),
+        0.2,
+    )

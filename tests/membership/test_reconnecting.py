@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -12,9 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from server_thread import SECRET, SECRET_TEXT, store_client, tool_channel
 
 from megatron_bamboo.membership.address import ADDRESS_FILE, Address, Signpost
-from megatron_bamboo.membership.frames import encode_frame, receive_frame
+from megatron_bamboo.membership.frames import encode_body
 from megatron_bamboo.membership.journal import JOURNAL_FILE, Journal
 from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
 from megatron_bamboo.membership.store_server import StoreServer
@@ -25,6 +25,7 @@ import asyncio, os, sys
 from pathlib import Path
 from megatron_bamboo.membership.address import ADDRESS_FILE, Address
 from megatron_bamboo.membership.journal import JOURNAL_FILE, Deposed, Hooks, Journal
+from megatron_bamboo.membership.keys import Secret
 from megatron_bamboo.membership.store_server import StoreServer
 from megatron_bamboo.membership.table import Table
 
@@ -34,7 +35,7 @@ def end(error):
 async def main(folder):
     journal = Journal(folder / JOURNAL_FILE, Hooks(failed=end))
     generation = journal.claim(0.0)
-    async with StoreServer(Table(journal)) as server:
+    async with StoreServer(Table(journal), Secret.of(sys.argv[2])) as server:
         port = int(server.address.rpartition(":")[2])
         Address("127.0.0.1", port, generation, os.getpid()).write(folder / ADDRESS_FILE)
         print(port, flush=True)
@@ -52,7 +53,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started = []
 
     def run() -> "subprocess.Popen[str]":
-        command = [sys.executable, "-c", STORE, str(tmp_path)]
+        command = [sys.executable, "-c", STORE, str(tmp_path), SECRET_TEXT]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
@@ -67,7 +68,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[StoreClient]:
-    connected = StoreClient(str(tmp_path / ADDRESS_FILE), deadline_seconds=30)
+    connected = store_client(str(tmp_path / ADDRESS_FILE), 30)
     yield connected
     connected.close()
 
@@ -92,7 +93,7 @@ def test_an_address_is_fixed_or_what_the_file_says_now(tmp_path: Path) -> None:
 
 
 def test_without_anybody_a_call_ends_at_its_deadline(tmp_path: Path) -> None:
-    client = StoreClient(str(tmp_path / ADDRESS_FILE), deadline_seconds=0.3)
+    client = store_client(str(tmp_path / ADDRESS_FILE), 0.3)
     began = time.monotonic()
     with pytest.raises(StoreTimeout, match=r"get key: the store at .* did not answer within 0\.3"):
         client.get("key")
@@ -129,14 +130,14 @@ def test_one_who_was_stopped_answers_nobody_when_it_wakes(start: Start, tmp_path
     first = start()
     address = Signpost(str(tmp_path / ADDRESS_FILE)).find()
     assert address is not None
-    with socket.create_connection((address.host, address.port), timeout=5) as waiting:
+    with tool_channel(str(address)) as waiting:
         os.kill(first.pid, signal.SIGSTOP)
-        request = {"op": "set", "key": "epoch", "value": "OQ==", "worker": ""}
-        waiting.sendall(encode_frame(request))
+        request = {"op": "set", "key": "epoch", "value": "OQ=="}
+        waiting.send(encode_body(request), time.monotonic() + 5)
         start()
         os.kill(first.pid, signal.SIGCONT)
         with pytest.raises(ConnectionError):
-            receive_frame(waiting, time.monotonic() + 20)
+            waiting.receive(time.monotonic() + 20)
     assert first.wait(20) == DEPOSED_STATUS
     journal = Journal(tmp_path / JOURNAL_FILE)
     assert Table(journal).get("epoch") is None
@@ -153,14 +154,14 @@ def test_an_addition_that_comes_twice_adds_once(tmp_path: Path) -> None:
 
 
 async def _add_twice(table: Table, request: str) -> list[int]:
-    async with StoreServer(table) as server:
-        host, _, port = server.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        frame = {"op": "add", "key": "count", "amount": 1, "request": request}
-        writer.write(encode_frame(frame) * 2)
-        answers = []
+    async with StoreServer(table, SECRET) as server:
+        return await asyncio.to_thread(_send_twice, server.address, request)
+
+
+def _send_twice(address: str, request: str) -> list[int]:
+    frame = {"op": "add", "key": "count", "amount": 1, "request": request}
+    until = time.monotonic() + 5
+    with tool_channel(address) as asking:
         for _ in range(2):
-            size = int.from_bytes(await reader.readexactly(4), "big")
-            answers.append((await reader.readexactly(size)).decode())
-        writer.close()
-    return [int(answer.split(":")[1].strip(" }")) for answer in answers]
+            asking.send(encode_body(frame), until)
+        return [int(asking.receive(until)["number"]) for _ in range(2)]

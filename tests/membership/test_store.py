@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -13,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from server_thread import ServerThread
+from server_thread import SECRET_TEXT, ServerThread, agent_channel, store_client, tool_channel
 
-from megatron_bamboo.membership.frames import FRAME_LIMIT_BYTES, encode_frame, receive_frame
+from megatron_bamboo.membership.frames import FRAME_LIMIT_BYTES, encode_body
 from megatron_bamboo.membership.store_client import (
     NodeFenced,
     StoreClient,
@@ -58,9 +57,9 @@ def test_one_of_many_writes_a_key_from_empty(client: StoreClient) -> None:
 
 def test_who_is_fenced_reads_and_writes_nothing(server: ServerThread, client: StoreClient) -> None:
     told: list[NodeFenced] = []
-    late = StoreClient(server.address, 5, worker="node1:0")
-    ended = StoreClient(server.address, 5, worker="node1:1", fenced=told.append)
-    other = StoreClient(server.address, 5, worker="node2:0")
+    late = store_client(server.address, 5, "node1:0")
+    ended = store_client(server.address, 5, "node1:1", fenced=told.append)
+    other = store_client(server.address, 5, "node2:0")
     late.set("progress/0/node1:0", b"early")
     server.call(server.table.fenced.add, "node1")
     with pytest.raises(NodeFenced, match="compare_set record/0/node1:0 is refused"):
@@ -157,25 +156,24 @@ def test_close_releases_a_waiting_thread(client: StoreClient) -> None:
 @pytest.mark.parametrize(
     "garbage",
     [
-        struct.pack(">I", 9) + b"not json!",
-        struct.pack(">I", 2) + b"[]",
-        struct.pack(">I", 2) + b"{}",
-        struct.pack(">I", 14) + b'{"op":"format"}'[:14],
-        struct.pack(">I", FRAME_LIMIT_BYTES + 1),
-        struct.pack(">I", 25) + b'{"op":"get","key":["a",7]}'[:25],
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\0",
+        b"not json!",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        b'{"op":"format"}',
+        b'{"op":"get","key":["a",7]}',
+        b'{"op":"set","key":"a","value":7}',
+        b'{"op":"wait","keys":["a"],"timeout":"long"}',
     ],
 )
 def test_nonsense_closes_only_its_own_connection(
-    server: Any, client: StoreClient, garbage: bytes
+    server: ServerThread, client: StoreClient, garbage: bytes
 ) -> None:
+    """Even of one who belongs to the job."""
     client.set("key", b"value")
-    host, port = server.address.split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as stray:
-        stray.sendall(garbage)
-        stray.shutdown(socket.SHUT_WR)
-        assert stray.recv(100) == b""
+    with tool_channel(server.address) as stray:
+        stray.send(garbage, time.monotonic() + 5)
+        assert stray.socket.recv(100) == b""
     assert client.get("key") == b"value"
 
 
@@ -209,16 +207,16 @@ class Watcher:
 def test_an_agents_connection_tells_of_its_end() -> None:
     watcher = Watcher()
     running = ServerThread(watcher)
-    host, port = running.address.split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as agent:
-        agent.sendall(encode_frame({"op": "hello", "node": "node0", "pid": 7, "incarnation": "a"}))
-        assert receive_frame(agent) == {"op": "welcome"}
-        agent.sendall(encode_frame({"op": "started", "pid": 8}))
-        assert receive_frame(agent) == {"op": "stop"}
-    for hello in ({"node": "node1", "pid": 7}, {"node": "node0", "pid": 7}, {"pid": 7}):
-        with socket.create_connection((host, int(port)), timeout=5) as stranger:
-            stranger.sendall(encode_frame({"op": "hello"} | hello))
-            assert stranger.recv(100) == b""
+    until = time.monotonic() + 5
+    with agent_channel(running.address, "node0") as agent:
+        agent.send(encode_body({"op": "hello", "pid": 7}), until)
+        assert agent.receive(until) == {"op": "welcome"}
+        agent.send(encode_body({"op": "started", "pid": 8}), until)
+        assert agent.receive(until) == {"op": "stop"}
+    for node, hello in (("node1", {"pid": 7}), ("node0", {}), ("node0", {"pid": "none"})):
+        with agent_channel(running.address, node) as stranger:
+            stranger.send(encode_body({"op": "hello"} | hello), until)
+            assert stranger.socket.recv(100) == b""
     running.stop()
     assert watcher.told == [
         ("joined", "node0", 7),
@@ -228,11 +226,12 @@ def test_an_agents_connection_tells_of_its_end() -> None:
 
 
 SERVER_SCRIPT = """
-import asyncio
+import asyncio, sys
 from megatron_bamboo.membership.store_server import StoreServer
+from megatron_bamboo.membership.keys import Secret
 from megatron_bamboo.membership.table import Table
 async def main():
-    async with StoreServer(Table()) as server:
+    async with StoreServer(Table(), Secret.of(sys.argv[1])) as server:
         print(server.address, flush=True)
         await asyncio.sleep(60)
 asyncio.run(main())
@@ -242,10 +241,10 @@ asyncio.run(main())
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("kind", [signal.SIGSTOP, signal.SIGKILL])
 def test_deadlines_hold_when_the_server_falls_silent_or_dies(kind: signal.Signals) -> None:
-    command = [sys.executable, "-c", SERVER_SCRIPT]
+    command = [sys.executable, "-c", SERVER_SCRIPT, SECRET_TEXT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        client = StoreClient(process.stdout.readline().strip(), deadline_seconds=0.5)
+        client = store_client(process.stdout.readline().strip(), 0.5)
         client.set("key", b"value")
         os.kill(process.pid, kind)
         begin = time.monotonic()

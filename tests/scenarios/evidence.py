@@ -20,7 +20,7 @@ from megatron_bamboo.rehearsal.work import work_complaints
 STEPS_TO_HEAL = 4
 # Everything that a run may leave. A checkpoint folder is not among it.
 JOB_FOLDER = {"job.json", "losses.jsonl", "events", "logs", "state"}
-JOB_FOLDER |= {"store.sqlite", "outcome.json"}
+JOB_FOLDER |= {"store.sqlite", "secret", "outcome.json"}
 
 
 @dataclass(frozen=True, slots=True)
