@@ -11,6 +11,7 @@ from megatron_bamboo.cli import main as bamboo
 from megatron_bamboo.data import train_tokenizer
 from megatron_bamboo.membership.keys import Secret
 from megatron_bamboo.planner.arrangement import equal_pipelines
+from megatron_bamboo.schedule.costs import EQUAL_COSTS
 from megatron_bamboo.training import Script, WorkerEnvironment, run_phase
 from pretrain_gpt_bamboo import train_valid_test_datasets_provider
 
@@ -63,6 +64,7 @@ def test_preparing_leaves_the_jobs_shape_and_the_indices(text: Path, job_dir: Pa
         redundancy="eager",
         train_iters=3,
         global_batch_size=8,
+        costs=(EQUAL_COSTS.to_json(),) * 2,
     )
     assert list(cache.rglob("*GPTDataset-train-*.npy"))
 
