@@ -48,6 +48,7 @@ def test_a_job_that_does_not_answer_is_named(
     monkeypatch.setattr("megatron_bamboo.agent.drain.ANSWER_SECONDS", 0.3)
     monkeypatch.chdir(tmp_path)
     running(tmp_path / "runs" / "one")
+    monkeypatch.setenv("BAMBOO_SECRET", "5" * 64)
     assert bamboo(["drain", "node1"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("bamboo drain: the job in runs/one does not answer: is it over?")
