@@ -93,7 +93,7 @@ def test_the_coordinator_is_stopped_in_its_step_and_woken(
     log = EventLog(tmp_path / "events", "node1")
     log.emit("resources", step=2)
     bystander.look()
-    assert state_of(sleeper.pid) == "S"
+    assert state_of(sleeper.pid) != "T"
     log.emit("resources", step=3)
     log.close()
     until_state(sleeper.pid, "T", bystander)
