@@ -130,16 +130,19 @@ def _streams_of(
 def _parts_of(
     schedule: Schedule, program: Program, finished: Actions, known: Progress
 ) -> tuple[Program, Program]:
-    """A moved stage's program: what others wait for, and what nobody does."""
+    """A moved stage's program: what others wait for before its turn in the sum, and the rest."""
     delivered = known.done | known.received
     awaited, deferred = set(), Counter[int | None]()
+    # The chunks with an earlier backward that nobody waits for.
+    summed_late: set[int | None] = set()
     for action in program:
-        backward = action.with_op(Op.B)
-        if action.op is not Op.B or action in finished or _is_upstream(schedule, action, delivered):
+        if action.op is not Op.B or action in finished:
             continue
-        if deferred[action.chunk] < schedule.max_deferred:
+        if _is_upstream(schedule, action, delivered):
+            summed_late.add(action.chunk)
+        elif action.chunk in summed_late and deferred[action.chunk] < schedule.max_deferred:
             deferred[action.chunk] += 1
-            awaited |= {backward, backward.with_op(Op.F)}
+            awaited |= {action, action.with_op(Op.F)}
     first = tuple(action for action in program if action in awaited)
     return first, tuple(action for action in program if action not in awaited)
 

@@ -178,6 +178,13 @@ def test_what_is_done_after_progress_was_published_is_not_done_again(
     assert_only_redone(run, {case.victim})
 
 
+def test_what_is_next_in_the_sum_anyway_is_not_put_apart() -> None:
+    """Others wait for all backwards of a stage that had done none: one may be early, two not."""
+    case = Case(4, 2, 7, Redundancy.LAZY, 0, 1, 0, 0, 0)
+    run = SymbolicRun(case.schedule(), Random(case.seed))
+    take_over_exactly(run, case.victim)
+
+
 @given(cases(min_stages=4), st.data())
 def test_a_second_loss_elsewhere_in_the_same_iteration(case: Case, data: st.DataObject) -> None:
     run = SymbolicRun(case.schedule(), Random(case.seed))
