@@ -78,10 +78,11 @@ def test_deaths_at_writes_change_no_bit(scenarios: ScenarioRunner, writes: Seque
 @pytest.mark.parametrize(
     "writes",
     [
-        ("before:called/node3", "after:called/node3"),
-        ("before:ending/1", "after:ending/1"),
         ("before:plan/2", "after:plan/2"),
-        ("before:said/changed/2", "after:said/changed/2"),
+        *(
+            pytest.param((f"before:{key}", f"after:{key}"), marks=pytest.mark.slow)
+            for key in ("called/node3", "ending/1", "said/changed/2")
+        ),
     ],
     ids="-".join,
 )

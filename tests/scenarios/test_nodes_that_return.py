@@ -49,7 +49,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# The sweeps of losses have these shapes too.
+IN_CAMPAIGNS = ("with shared layers", "in two pipelines")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in IN_CAMPAIGNS else []) for n in CASES],
+)
 def test_a_lost_node_comes_back_as_a_standby(scenarios: ScenarioRunner, name: str) -> None:
     shape, redundancy, injections, joined = CASES[name]
     job = scenarios.run(shape, redundancy, *injections, respawn_seconds=RESPAWN_SECONDS)
@@ -96,7 +103,9 @@ def wait_for(job: RunningJob, event: str, *words: str) -> str:
     raise TimeoutError(f"there was no {event} with {words}")
 
 
-@pytest.mark.parametrize("delay_seconds", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize(
+    "delay_seconds", [0.02, *(pytest.param(delay, marks=pytest.mark.slow) for delay in (0.0, 0.1))]
+)
 def test_a_sender_may_be_lost_where_its_stage_has_a_shadow(
     scenarios: ScenarioRunner, delay_seconds: float
 ) -> None:
