@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
 from itertools import pairwise
+from types import MappingProxyType
 
 from megatron_bamboo.schedule.actions import Action
 from megatron_bamboo.schedule.costs import EQUAL_COSTS
@@ -25,12 +26,20 @@ Graph = Mapping[Action, Iterable[Action]]
 
 
 def merge_streams(
-    schedule: Schedule, streams_by_rank: Sequence[Streams], received: Actions
+    schedule: Schedule,
+    streams_by_rank: Sequence[Streams],
+    received: Actions,
+    turns: Mapping[Action, Action] = MappingProxyType({}),
 ) -> tuple[Program, ...]:
-    """One program a rank, of computation only, for the schedule's placement."""
+    """One program a rank, of computation only, for the schedule's placement.
+
+    Args:
+        turns: by action of one stream one of another that must come before it.
+    """
     joined = tuple(tuple(action for stream in own for action in stream) for own in streams_by_rank)
     dependencies = Dependencies(replace(schedule, programs=joined), received)
     inputs = {a: dependencies.needs_here(a) for program in joined for a in program}
+    inputs |= {action: (*inputs[action], before) for action, before in turns.items()}
     urgency = _urgency(inputs, streams_by_rank)
     rows = play(streams_by_rank, inputs, _COSTS.of, urgency=urgency)
     programs = tuple(tuple(timed.action for timed in row) for row in rows)

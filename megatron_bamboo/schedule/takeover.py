@@ -12,7 +12,7 @@ holds, and messages that arrive twice are dropped by their receiver.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from megatron_bamboo.schedule.actions import RECEIVE_OPS, SEND_OPS, Action, Op
@@ -54,7 +54,8 @@ def take_over(schedule: Schedule, victim_rank: int, progress: Mapping[int, Progr
     streams = [
         _streams_of(schedule, placed, rank, finished, known) for rank in range(len(placed.programs))
     ]
-    merged = replace(placed, programs=merge_streams(placed, streams, known.received))
+    turns = {action: before for own in streams for action, before in _turns(own)}
+    merged = replace(placed, programs=merge_streams(placed, streams, known.received, turns))
     return lower(merged, done, known.received)
 
 
@@ -145,6 +146,21 @@ def _parts_of(
             awaited |= {action, action.with_op(Op.F)}
     first = tuple(action for action in program if action in awaited)
     return first, tuple(action for action in program if action not in awaited)
+
+
+def _turns(streams: tuple[Program, ...]) -> Iterator[tuple[Action, Action]]:
+    """Backwards of moved stages' rest, each with an awaited one that is summed before it: so no
+    more come early than are put apart for it."""
+    for first, rest in zip(streams[:-1:2], streams[1:-1:2], strict=True):
+        for action in rest:
+            earlier = [a for a in first if a.op is action.op is Op.B and _is_before(a, action)]
+            if earlier:
+                yield action, earlier[-1]
+
+
+def _is_before(one: Action, other: Action) -> bool:
+    assert one.microbatch is not None and other.microbatch is not None
+    return one.chunk == other.chunk and one.microbatch < other.microbatch
 
 
 def _is_upstream(schedule: Schedule, backward: Action, delivered: Actions) -> bool:
