@@ -102,8 +102,8 @@ def _work(run: RunRecord) -> Iterator[str]:
 
 
 def _leaks(run: RunRecord) -> Iterator[str]:
-    """Whenever a job is whole again a worker holds as much of its machine as the time before."""
-    yield from leak_complaints(run.events)
+    """What a worker holds of its machine while the job is whole does not grow with the losses."""
+    yield from leak_complaints(run.events, run.shape.group_timeout_seconds)
 
 
 def _no_holder_without_reason(run: RunRecord) -> Iterator[str]:

@@ -3,8 +3,8 @@
 A takeover opens and closes much. Only times are compared in which the job is whole: each node runs
 one stage and holds the replica of another. The time before the first loss in a worker's own
 pipeline since it joined does not count: what the first takeover needs is kept. A group with an
-operation that its backend never ends is held until that has timed out, longer than the job may be
-whole; so a worker leaks only what it holds more of the last two times.
+operation that its backend does not end is held until that has timed out; so a worker leaks what it
+goes on holding for longer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,18 +16,30 @@ KINDS = ("threads", "descriptors", "sockets")
 STEPS_TO_SETTLE = 3
 
 
-def leak_complaints(events: Events) -> Iterator[str]:
-    """Every worker that holds more the last times that the job was whole than the first."""
+def leak_complaints(events: Events, timeout_seconds: float) -> Iterator[str]:
+    """Every worker that goes on holding more than when the job was whole after its first loss.
+
+    Args:
+        timeout_seconds: how long a group that was left may be held at most.
+    """
     times = list(_whole_times(events))
     for source in sorted({event["source"] for event in events.of("resources")}):
         own = [event for event in events.of("resources") if event["source"] == source]
         hit = _first_hit(events, own[0])
-        counts = [_least(own, start, end) for start, end in times if start > hit]
-        known = [count for count in counts if count is not None]
-        for kind in KINDS if len(known) > 2 else ():
-            first, last = known[0][kind], min(count[kind] for count in known[-2:])
-            if last > first:
+        settled = [_settled(own, start, end) for start, end in times if start > hit]
+        known = [within for within in settled if within]
+        for kind in KINDS if known else ():
+            first = min(event[kind] for event in known[0])
+            more = _more_to_the_end([event for within in known for event in within], kind, first)
+            if more and more[-1]["time"] - more[0]["time"] > timeout_seconds:
+                last = min(event[kind] for event in more)
                 yield f"{source} held {first} {kind} after a loss, and {last} after later ones"
+
+
+def _more_to_the_end(own: Sequence[Event], kind: str, number: int) -> Sequence[Event]:
+    """The last of a worker's events, without a gap, that say that it held more."""
+    least = (place for place, event in enumerate(own) if event[kind] <= number)
+    return own[max(least, default=-1) + 1 :]
 
 
 def _first_hit(events: Events, joined: Event) -> float:
@@ -58,7 +70,6 @@ def _is_whole(pipeline: Mapping[str, Sequence[str | None]]) -> bool:
     return len(set(pipeline["stages"])) == places == len(set(pipeline["replicas"]) - {None})
 
 
-def _least(events: Sequence[Event], start: float, end: float) -> Mapping[str, int] | None:
-    """By kind the least that was held in a time; None if it was too short to tell."""
-    within = [event for event in events if start < float(event["time"]) < end][STEPS_TO_SETTLE:]
-    return {kind: min(event[kind] for event in within) for kind in KINDS} if within else None
+def _settled(events: Sequence[Event], start: float, end: float) -> Sequence[Event]:
+    """A worker's events of a time, without the first few."""
+    return [event for event in events if start < float(event["time"]) < end][STEPS_TO_SETTLE:]

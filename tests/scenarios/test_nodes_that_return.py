@@ -14,7 +14,7 @@ from tiny_gpt import Shape
 pytestmark = pytest.mark.multiprocess
 
 ONE = Shape(3, 1, num_steps=120)
-FOUR = Shape(4, 1, num_steps=160)
+FOUR = Shape(4, 1, num_steps=300)
 SHARED = Shape(3, 1, num_steps=24, num_chunks=2, tensor_size=2)
 SHARING = Shape(2, 2, num_steps=120, variant="zero-bf16")
 RESPAWN_SECONDS = 0.2
