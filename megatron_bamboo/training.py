@@ -24,6 +24,7 @@ from megatron_bamboo.config import (
     check_options,
     parse_flags,
     read_costs,
+    read_works,
     without_nodes,
 )
 from megatron_bamboo.config.emulation import known_bandwidth
@@ -242,6 +243,8 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
         group_timeout_seconds=60 * options.parallel.distributed_timeout_minutes,
         num_mirrors=options.bamboo.bamboo_mirror_gradients,
         costs=tuple(c.to_json() for c in read_costs(options.bamboo, layout.arrangement)),
+        policy=options.bamboo.bamboo_policy,
+        unit_works=tuple(read_works(options.bamboo, layout.arrangement.num_units)),
     ).write(job_dir)
 
 

@@ -372,7 +372,7 @@ class Worker:
             tensor_size=self._layout.tensor_size,
             compute=compute,
             tail=tail,
-            mirrors=Mirrors(self._stages, view.shape),
+            mirrors=Mirrors(self._stages, lambda: view.shape),
             verification=self._verification,
             account=self._account,
             transport=self._transport,

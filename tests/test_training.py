@@ -65,6 +65,7 @@ def test_preparing_leaves_the_jobs_shape_and_the_indices(text: Path, job_dir: Pa
         train_iters=3,
         global_batch_size=8,
         costs=(EQUAL_COSTS.to_json(),) * 2,
+        unit_works=(0, 1, 1, 1, 1, 0),
     )
     assert list(cache.rglob("*GPTDataset-train-*.npy"))
 

@@ -21,6 +21,7 @@ from megatron_bamboo.agent.job import JobSpec
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.agent.progress import Failures
 from megatron_bamboo.agent.report import Reporter
+from megatron_bamboo.agent.shares import log_shares
 from megatron_bamboo.agent.telling import is_new
 from megatron_bamboo.membership.assignment import joined_key
 from megatron_bamboo.membership.decision import (
@@ -71,7 +72,8 @@ class Coordinator:
         self.members = Members(
             spec.nodes, table, events, shape.tensor_size, shape.lease_seconds, spec.standbys
         )
-        self._healer = Healer(self.members, table)
+        self._balance = shape.balance()
+        self._healer = Healer(self.members, table, self._balance)
         self._drainer = Drainer(self.members, table, reporter)
         self._failures = Failures(table)
         self._max_failures = spec.max_failures
@@ -321,12 +323,13 @@ class Coordinator:
     def _publish_change(self, ending: Ending, decision: StepDecision | None) -> None:
         last_step = self._shape.train_iters
         if ending.leaving:
-            plan = drain(self._plan, decision, last_step, ending.leaving)
+            plan = drain(self._plan, decision, last_step, ending.leaving, self._balance)
         else:
-            plan = heal(self._plan, decision, last_step, ending.standby)
+            plan = heal(self._plan, decision, last_step, ending.standby, self._balance)
         with self._table.together():
             self._publish(plan)
             self._reporter.planned(plan)
+            log_shares(self._events, plan, self._balance)
         if plan.let_go:
             # A standby gets ready while those who leave are still there.
             self._healer.standby_for(plan.made())

@@ -2,7 +2,8 @@
 
 A free standby is called first, since it gives a pipeline its shape back; while it gets ready,
 nothing else is changed. Without one the stages that have lost their replica get a new one on the
-nodes that are left.
+nodes that are left. Where the policy lets microbatches change, they go with the same change, or by
+themselves if nothing else is left to do.
 """
 
 import json
@@ -14,20 +15,23 @@ from megatron_bamboo.membership.assignment import called_key
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.planner.healing import (
     Vacancy,
+    can_balance,
     can_protect,
     stages_to_hold,
     vacancies,
     with_standby,
 )
 from megatron_bamboo.planner.plan import Plan
+from megatron_bamboo.planner.rebalancing import Balance
 
 
 class Healer:
     """Which standby has been called, and for which place."""
 
-    def __init__(self, members: Members, table: Table) -> None:
+    def __init__(self, members: Members, table: Table, balance: Balance | None = None) -> None:
         self._members = members
         self._table = table
+        self._balance = balance
         self._called = self._called_before()
 
     def standby_for(self, plan: Plan) -> Standby | None:
@@ -55,7 +59,7 @@ class Healer:
             return False
         if standby is not None:
             return self._members.is_ready(standby[1])
-        return can_protect(plan)
+        return can_protect(plan) or can_balance(plan, self._balance)
 
     def _called_before(self) -> Standby | None:
         """Whom an earlier coordinator has called last."""

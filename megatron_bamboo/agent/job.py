@@ -12,9 +12,11 @@ from megatron_bamboo.cloud.watch import NO_SOURCE
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.lives import first_life
 from megatron_bamboo.planner.arrangement import Arrangement
+from megatron_bamboo.planner.rebalancing import Balance, Policy
 from megatron_bamboo.rehearsal.fault import Fault, Nth
 from megatron_bamboo.schedule.actions import TAIL_OPS
 from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
+from megatron_bamboo.schedule.redundancy import Redundancy
 
 JOB_FILE = "job.json"
 LEASE_SECONDS = 5.0
@@ -45,10 +47,29 @@ class JobShape:
     """Gradients that each stage sends its replica in a step."""
     costs: tuple[str, ...] = ()
     """By pipeline what redundant forwards are placed in gaps by, as JSON; none: equal costs."""
+    policy: str = Policy.BAMBOO
+    """What may change in answer to a loss."""
+    unit_works: tuple[int, ...] = ()
+    """By unit what a microbatch takes, in ticks; none: all layers take the same."""
 
     def costs_of(self, pipeline: int) -> Costs:
         """The costs."""
         return Costs.from_json(self.costs[pipeline]) if self.costs else EQUAL_COSTS
+
+    def balance(self) -> Balance | None:
+        """By what microbatches are shared out anew; None where each pipeline keeps its own."""
+        if self.policy == Policy.BAMBOO:
+            return None
+        works = self.unit_works or (0, *[1] * (self.arrangement.num_units - 2), 0)
+        return Balance(works, Redundancy(self.redundancy))
+
+    @property
+    def most_microbatches(self) -> int:
+        """That a pipeline may ever have."""
+        numbers = self.arrangement.microbatches
+        if self.policy == Policy.BAMBOO:
+            return max(numbers)
+        return sum(numbers) - (len(numbers) - 1)
 
     def write(self, job_dir: Path) -> None:
         """Leave the shape where the launcher looks for it."""
@@ -73,7 +94,8 @@ class JobShape:
                 f"the script left no usable {path}: with BAMBOO_PHASE=prepare it must write "
                 f"{', '.join(sorted(expected))} there (see pretrain_gpt_bamboo.py)"
             )
-        return cls(arrangement, costs=tuple(values.pop("costs")), **values)
+        costs, works = (tuple(values.pop(name)) for name in ("costs", "unit_works"))
+        return cls(arrangement, costs=costs, unit_works=works, **values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +222,7 @@ def check_reachable(injection: Injection, shape: JobShape) -> None:
         if moment.op not in TAIL_OPS:
             assert moment.microbatch is not None and moment.chunk is not None
             limits.append(("chunk", moment.chunk, 0, pipelines[0].num_chunks - 1))
-            limits.append(
-                ("microbatch", moment.microbatch, 0, max(shape.arrangement.microbatches) - 1)
-            )
+            limits.append(("microbatch", moment.microbatch, 0, shape.most_microbatches - 1))
     for name, value, lowest, highest in limits:
         if not lowest <= value <= highest:
             raise UserError(

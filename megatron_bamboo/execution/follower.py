@@ -66,10 +66,11 @@ class PlanFollower:
         parts.ledger.follow(plan.epoch)
         if parts.worker not in plan.nodes:
             raise LetGo
-        change = course.plan.change
+        change, state = course.plan.change, course.state
         if change is not None and change.is_made(plan.decision):
             self._make_change()
-        before, state = course.plan, course.state
+            state.done.clear()  # the step is passed
+        before = course.plan
         victims = view.victims(plan)
         published = self._published_progress(plan, parts.wait_seconds) if victims else {}
         state.done[:] = view.follow(victims, published, state.step, state.done)
@@ -128,14 +129,15 @@ class PlanFollower:
         parts.transport.connect(all_neighbours(plan, parts.worker, view.tied))
 
     def _make_change(self) -> None:
-        let_go = self._course.plan.let_go
-        plan = self._course.plan = self._course.plan.made()
+        before, plan = self._course.plan, self._course.plan.made()
+        assert before.change is not None
+        self._course.plan, let_go = plan, before.let_go
         if self._parts.worker not in plan.nodes:
             raise LetGo
         # They end when they like. Nothing is under way to or from them: the commit has passed.
         self._parts.registry.forget(let_go)
         self._parts.transport.drop(let_go)
-        self._view.make_change(plan)
+        self._view.make_change(plan, before.change.step)
         self.enter(plan, is_changed=True)
         self.hold(plan)
 

@@ -5,7 +5,7 @@ That of the model's end holds the losses too: they belong to forwards which are 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -19,12 +19,15 @@ from megatron_bamboo.schedule.mirrors import covered_by
 
 
 class Mirrors:
-    """What mirrors of one worker's stages, replicas included, are made of."""
+    """What mirrors of one worker's stages, replicas included, are made of.
 
-    def __init__(self, stages: Mapping[int, Stage], shape: PipelineShape) -> None:
+    Args:
+        shape: that of the pipeline in the step under way.
+    """
+
+    def __init__(self, stages: Mapping[int, Stage], shape: Callable[[], PipelineShape]) -> None:
         self._stages = stages
-        self._num_microbatches = shape.num_microbatches
-        self._end = (shape.num_stages - 1, shape.num_chunks - 1)
+        self._shape = shape
 
     def shape(self, mirror: Action) -> TensorShape:
         """What a mirror looks like as a message."""
@@ -32,7 +35,7 @@ class Mirrors:
         like = gradients[0]
         length = sum(part.numel() for part in gradients)
         if self._is_end(mirror):
-            length += self._num_microbatches * torch.float64.itemsize // like.dtype.itemsize
+            length += self._shape().num_microbatches * torch.float64.itemsize // like.dtype.itemsize
         return TensorShape((length,), like.dtype, like.device)
 
     def copy(self, mirror: Action, state: StepState) -> Tensor:
@@ -40,7 +43,7 @@ class Mirrors:
         gradients = self._gradients(mirror)
         if not self._is_end(mirror):
             return torch.cat(gradients)
-        losses = [state.losses.get(m, math.nan) for m in range(self._num_microbatches)]
+        losses = [state.losses.get(m, math.nan) for m in range(self._shape().num_microbatches)]
         like = gradients[0]
         exact = torch.tensor(losses, dtype=torch.float64, device=like.device)
         return torch.cat([*gradients, exact.view(like.dtype)])
@@ -64,4 +67,5 @@ class Mirrors:
         return self._stages[mirror.stage].gradients(mirror.chunk)
 
     def _is_end(self, mirror: Action) -> bool:
-        return (mirror.stage, mirror.chunk) == self._end
+        shape = self._shape()
+        return (mirror.stage, mirror.chunk) == (shape.num_stages - 1, shape.num_chunks - 1)

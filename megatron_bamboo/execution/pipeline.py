@@ -95,6 +95,8 @@ class PipelineView:
         self._verifies_in = verifies_in
         self.moving_step = 0
         """The newest step in which state moves, in any pipeline; 0: there has been none."""
+        self._changed_after = 0
+        """Up to this step another schedule was in force: what was done in it counts no more."""
         self.adopted: tuple[Action, ...] = ()
         """The receives of the mirrors from which this worker goes on since the newest plan."""
         self.set_plan(plan)
@@ -207,7 +209,7 @@ class PipelineView:
 
         If anything has changed by then, or there are several victims, it is worked out anew.
         """
-        schedule, known = self.in_force, _Loss(-1, published).progress_in(step)
+        schedule, known = self.in_force, self._known(published, step)
         known.setdefault(self.rank, Progress())
         for victim in victims[:1]:
             remaining = take_over(schedule, victim, known)
@@ -229,7 +231,7 @@ class PipelineView:
         ``done``, which may be more than it published: a message to a victim is gone. What mirrors
         cover that are here is added.
         """
-        known = _Loss(-1, published).progress_in(step)
+        known = self._known(published, step)
         known[self.rank] = _without_gone_sends(known.get(self.rank, Progress()), done)
         exact = Progress(done=frozenset(done))
         adopted: list[Action] = []
@@ -243,6 +245,9 @@ class PipelineView:
             exact = surviving_progress(before, victim, {self.rank: exact})
         self.adopted = tuple(adopted)
         return [a for a in done if a in exact.done] + sorted(covered_by(adopted))
+
+    def _known(self, published: Mapping[int, StepProgress], step: int) -> dict[int, Progress]:
+        return {} if step <= self._changed_after else _Loss(-1, published).progress_in(step)
 
     def last_mirrors(self, stage: int) -> tuple[Action, ...]:
         """Of each chunk of a stage the receive of the last mirror in a step, if there are any."""
@@ -276,8 +281,9 @@ class PipelineView:
                 if t.pipeline == self.number
             )
 
-    def make_change(self, plan: Plan) -> None:
-        """Begin whole steps under a plan whose change is made."""
+    def make_change(self, plan: Plan, step: int) -> None:
+        """Begin whole steps under a plan whose change was made in a step."""
+        self._changed_after = step
         self.set_plan(plan)
         self._begin_anew()
 

@@ -18,6 +18,7 @@ from megatron_bamboo.planner.healing import (
     transfers_reason,
 )
 from megatron_bamboo.planner.plan import Change, PipelinePlan, Plan
+from megatron_bamboo.planner.rebalancing import Balance
 
 
 def can_go(plan: Plan, leaving: Sequence[str]) -> tuple[str, ...]:
@@ -38,7 +39,11 @@ def can_go(plan: Plan, leaving: Sequence[str]) -> tuple[str, ...]:
 
 
 def drain(
-    plan: Plan, decision: StepDecision | None, last_step: int, leaving: Sequence[str]
+    plan: Plan,
+    decision: StepDecision | None,
+    last_step: int,
+    leaving: Sequence[str],
+    balance: Balance | None = None,
 ) -> Plan:
     """The next epoch's plan: in its first step that is not applied, leaving nodes hand over.
 
@@ -46,6 +51,7 @@ def drain(
         decision: about the newest step.
         last_step: after it there is nothing to hand over.
         leaving: the nodes that are to go, the most urgent ones first.
+        balance: by what microbatches are shared out anew; None where each pipeline keeps its own.
     """
     before = plan.after(decision)
     going = can_go(before, leaving)
@@ -66,8 +72,11 @@ def drain(
         if old != new
     ]
     shadowing = [t for t in transfers if after[t.pipeline].replicas[t.stage] == t.target]
-    reason = "; ".join([*moves, transfers_reason(shadowing)] if shadowing else moves)
-    return replace(follows, change=Change(step, transfers, after), reason=reason)
+    reasons = [*moves, transfers_reason(shadowing)] if shadowing else moves
+    if balance is not None and (better := balance.better(after)) is not None:
+        after = better.apply(after)
+        reasons = [*reasons, better.reason]
+    return replace(follows, change=Change(step, transfers, after), reason="; ".join(reasons))
 
 
 def counting_records(

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.planner.plan import Change, PipelinePlan, Plan, Transfer
+from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.schedule.redundancy import shadows_of
 
 _T = TypeVar("_T")
@@ -49,6 +50,13 @@ def can_protect(plan: Plan) -> bool:
     return any(protected(pipeline) != pipeline for pipeline in plan.pipelines)
 
 
+def can_balance(plan: Plan, balance: Balance | None) -> bool:
+    """Whether an iteration takes less with other microbatches."""
+    if balance is None:
+        return False
+    return balance.better(tuple(map(protected, plan.pipelines))) is not None
+
+
 def with_standby(pipeline: PipelinePlan, rank: int, standby: str) -> PipelinePlan:
     """The pipeline with a standby in a vacant rank: it runs the stage of that number again."""
     ranks = _put(pipeline.ranks, rank, standby)
@@ -60,6 +68,7 @@ def heal(
     decision: StepDecision | None,
     last_step: int,
     standby: tuple[Vacancy, str] | None = None,
+    balance: Balance | None = None,
 ) -> Plan:
     """The next epoch's plan: a standby takes a vacancy, or lost replicas are made anew.
 
@@ -67,6 +76,7 @@ def heal(
         decision: about the newest step; what moves does so in the first one that is not applied.
         last_step: after it there is nothing to protect.
         standby: the node, ready to receive, and where; without one only new shadows are made.
+        balance: by what microbatches are shared out anew; None where each pipeline keeps its own.
     """
     before = plan.after(decision)
     after = list(map(protected, before.pipelines))
@@ -85,11 +95,16 @@ def heal(
     )
     follows = replace(before, epoch=plan.epoch + 1, lost=(), decision=decision)
     step = first_open_step(decision, last_step)
-    if step > last_step or not transfers:
+    better = None if balance is None else balance.better(after)
+    if step > last_step or not (transfers or better):
         unchanged = plan.after(decision).pipelines
         return replace(follows, pipelines=unchanged, reason="nothing is left to change")
+    reasons = [_reason(transfers, standby)] if transfers else []
+    if better is not None:
+        after = list(better.apply(after))
+        reasons.append(better.reason)
     change = Change(step, transfers, tuple(after))
-    return replace(follows, change=change, reason=_reason(transfers, standby))
+    return replace(follows, change=change, reason="; ".join(reasons))
 
 
 def stages_to_hold(pipeline: PipelinePlan, node: str) -> tuple[int, ...]:

@@ -38,6 +38,7 @@ class Changed:
     ranks: tuple[str, ...]
     stages: tuple[str, ...]
     replicas: tuple[str | None, ...]
+    num_microbatches: int
 
 
 # By node, operation, stage, chunk, microbatch.
@@ -107,6 +108,7 @@ class _Pipeline:
         """What follows from a step's losses and the change made in it."""
         if changes:
             self._ranks = list(changes[-1].ranks)
+            self._sizes = (*self._sizes[:2], changes[-1].num_microbatches)
             compute = compute_schedule(*self._sizes)
             placement = [self._ranks.index(node) for node in changes[-1].stages]
             replicas = [None if n is None else self._ranks.index(n) for n in changes[-1].replicas]
@@ -177,11 +179,12 @@ class _Pipeline:
 
 def _changes(pipeline: int, events: Iterable[Event]) -> list[Changed]:
     """What the coordinator said that it had changed."""
-    return [Changed(e["step"], **_arranged(e["pipelines"][pipeline])) for e in events]
+    return [_changed(e["step"], e["pipelines"][pipeline]) for e in events]
 
 
-def _arranged(fields: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    return {name: tuple(fields[name]) for name in ("ranks", "stages", "replicas")}
+def _changed(step: int, fields: Mapping[str, Any]) -> Changed:
+    arranged = {name: tuple(fields[name]) for name in ("ranks", "stages", "replicas")}
+    return Changed(step, **arranged, num_microbatches=fields["shape"]["num_microbatches"])
 
 
 def _work_by_step(events: Iterable[Event]) -> Mapping[tuple[int, int], Work]:

@@ -50,7 +50,7 @@ def stages(process: None, tmp_path: Path) -> MakeStages:
         made = [gpt.stage(number) for _ in range(2)]
         for stage in made:
             stage.start_step()
-        return tuple(Mirrors({number: stage}, shape) for stage in made), made  # type: ignore[return-value]
+        return tuple(Mirrors({number: stage}, lambda: shape) for stage in made), made  # type: ignore[return-value]
 
     return make
 
