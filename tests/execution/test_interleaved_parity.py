@@ -8,7 +8,7 @@ The product divides a loss by all microbatches of a step; Megatron by those of a
 the sums by the number of pipelines. With one or two pipelines that is the same to the bit for any
 number of microbatches: halving is exact, so it may come first or last.
 
-CI has one size of groups for each number of microbatches, and of two pipelines only the shortest;
+CI has some of the shapes, with one size of groups for each number of microbatches;
 ``pytest -m slow`` runs the whole grid.
 """
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from evidence import Expected
 from forked_jobs import RunningJob
+from in_ci import in_ci
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
@@ -77,7 +78,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", in_ci(CASES, "in two pipelines", "one of two", "with a share of the optimizer")
+)
 def test_nodes_leave_and_nothing_is_done_again(scenarios: ScenarioRunner, name: str) -> None:
     shape, redundancy, leaving, joined = CASES[name]
     with in_step_3(scenarios, shape, redundancy, num_standbys=len(joined)) as job:
@@ -93,7 +96,10 @@ def test_nodes_leave_and_nothing_is_done_again(scenarios: ScenarioRunner, name: 
     assert scenarios.complaints(finished, Expected(shape, redundancy, (), joined)) == []
 
 
-@pytest.mark.parametrize("write", ["noticed/node1", "going/node1", "released/node1", "plan/1"])
+WRITES = ("noticed/node1", "going/node1", "released/node1", "plan/1")
+
+
+@pytest.mark.parametrize("write", in_ci(WRITES, "going/node1", "plan/1"))
 def test_a_coordinator_that_dies_meanwhile_changes_nothing_of_a_drain(
     scenarios: ScenarioRunner, write: str
 ) -> None:
@@ -150,7 +156,9 @@ def test_a_notice_that_proves_false_too_late_gives_a_standby(scenarios: Scenario
     assert scenarios.complaints(finished, expected) == []
 
 
-@pytest.mark.parametrize("moment", ["1SEND_STATE", "1COMMIT", "1STEP"])
+@pytest.mark.parametrize(
+    "moment", in_ci(["1SEND_STATE", "1COMMIT", "1STEP"], "1SEND_STATE", "1COMMIT")
+)
 def test_who_dies_while_it_is_drained_is_lost_like_any_other(
     scenarios: ScenarioRunner, moment: str
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from evidence import Expected
+from in_ci import in_ci
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
@@ -54,7 +55,15 @@ def lost(injections: Sequence[str]) -> list[str]:
     return [injection.split("@")[0] for injection in injections]
 
 
-@pytest.mark.parametrize("name", SHADOWED)
+@pytest.mark.parametrize(
+    "name",
+    in_ci(
+        SHADOWED,
+        "a shadow's victim and then the shadow",
+        "in two pipelines",
+        "with a share of the optimizer",
+    ),
+)
 def test_new_shadows_survive_the_next_loss(scenarios: ScenarioRunner, name: str) -> None:
     shape, redundancy, injections = SHADOWED[name]
     job = scenarios.run(shape, redundancy, *injections)
@@ -96,7 +105,16 @@ STANDBYS = {
 }
 
 
-@pytest.mark.parametrize("name", STANDBYS)
+@pytest.mark.parametrize(
+    "name",
+    in_ci(
+        STANDBYS,
+        "one in each pipeline",
+        "the standby is lost too",
+        "with chunks and shared layers",
+        "with a share of it in half precision",
+    ),
+)
 def test_a_standby_takes_the_place_of_a_victim(scenarios: ScenarioRunner, name: str) -> None:
     shape, redundancy, injections, joined = STANDBYS[name]
     job = scenarios.run(shape, redundancy, *injections, num_standbys=len(joined))

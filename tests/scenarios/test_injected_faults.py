@@ -2,6 +2,7 @@
 
 import pytest
 from evidence import Expected
+from in_ci import in_ci
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
@@ -27,7 +28,7 @@ SIGNS = {
 }
 
 
-@pytest.mark.parametrize("how", LOSSES)
+@pytest.mark.parametrize("how", in_ci(LOSSES, How.KILL_AGENT, How.STOP_AGENT, How.EXIT, How.HANG))
 def test_it_is_survived(scenarios: ScenarioRunner, how: How) -> None:
     shape = LONG if how is How.STOP_AGENT else SHAPE
     job = scenarios.run(

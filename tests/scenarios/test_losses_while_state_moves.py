@@ -5,6 +5,7 @@ Which step that is depends on when a loss is found, so the moment is named by it
 
 import pytest
 from evidence import Expected
+from in_ci import in_ci
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
@@ -57,7 +58,16 @@ def victim(injection: str) -> str:
     return injection.split("@")[0]
 
 
-@pytest.mark.parametrize("name", WITHOUT_STANDBYS)
+@pytest.mark.parametrize(
+    "name",
+    in_ci(
+        WITHOUT_STANDBYS,
+        "a new shadow before the commit",
+        "an onlooker",
+        "a new shadow with a share of the optimizer",
+        "in the gather of another pipeline",
+    ),
+)
 def test_a_loss_while_new_shadows_are_made(scenarios: ScenarioRunner, name: str) -> None:
     shape, redundancy, second = WITHOUT_STANDBYS[name]
     job = scenarios.run(shape, redundancy, FIRST, second)
@@ -66,7 +76,9 @@ def test_a_loss_while_new_shadows_are_made(scenarios: ScenarioRunner, name: str)
     assert scenarios.complaints(job, expected) == []
 
 
-@pytest.mark.parametrize("name", OF_A_STANDBY)
+@pytest.mark.parametrize(
+    "name", in_ci(OF_A_STANDBY, "it has one of two", "before its first commit of a share")
+)
 def test_a_standby_that_is_lost_before_it_has_joined(scenarios: ScenarioRunner, name: str) -> None:
     shape, redundancy, second = OF_A_STANDBY[name]
     job = scenarios.run(shape, redundancy, FIRST, second, num_standbys=1)
@@ -75,7 +87,7 @@ def test_a_standby_that_is_lost_before_it_has_joined(scenarios: ScenarioRunner, 
     assert scenarios.complaints(job, expected) == []
 
 
-@pytest.mark.parametrize("name", JOINED)
+@pytest.mark.parametrize("name", in_ci(JOINED, "in its first gather"))
 def test_a_standby_that_is_lost_as_soon_as_it_has_joined(
     scenarios: ScenarioRunner, name: str
 ) -> None:
@@ -87,7 +99,7 @@ def test_a_standby_that_is_lost_as_soon_as_it_has_joined(
 
 @pytest.mark.parametrize("name", SENDERS)
 @pytest.mark.parametrize("shape", [FOUR, SHARING], ids=str)
-@pytest.mark.parametrize("num_standbys", [0, 1])
+@pytest.mark.parametrize("num_standbys", in_ci([0, 1], 1))
 def test_a_sender_that_is_lost_with_the_only_copy_ends_the_job(
     scenarios: ScenarioRunner, name: str, shape: Shape, num_standbys: int
 ) -> None:

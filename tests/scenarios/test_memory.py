@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from forked_jobs import ROOT, FinishedJob
+from in_ci import in_ci
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
@@ -54,7 +55,9 @@ def predicted(job: FinishedJob) -> list[dict[str, dict[str, int]]]:
     return nodes
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", in_ci(CASES, "lazy", "bf16 and shards", "on the host", "shared layers")
+)
 def test_each_category_is_what_was_said(scenarios: ScenarioRunner, name: str) -> None:
     shape, redundancy, flags = CASES[name]
     job = scenarios.run(shape, redundancy, more_flags=(ACCOUNT, *flags))

@@ -8,6 +8,7 @@ import time
 import pytest
 from evidence import Expected
 from forked_jobs import JOB_SECONDS, RunningJob
+from in_ci import in_ci
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
@@ -49,14 +50,7 @@ CASES = {
 }
 
 
-# The sweeps of losses have these shapes too.
-IN_CAMPAIGNS = ("with shared layers", "in two pipelines")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if n in IN_CAMPAIGNS else []) for n in CASES],
-)
+@pytest.mark.parametrize("name", in_ci(CASES, "with a share of the optimizer", "it is lost again"))
 def test_a_lost_node_comes_back_as_a_standby(scenarios: ScenarioRunner, name: str) -> None:
     shape, redundancy, injections, joined = CASES[name]
     job = scenarios.run(shape, redundancy, *injections, respawn_seconds=RESPAWN_SECONDS)
@@ -79,7 +73,10 @@ def test_a_lost_node_comes_back_as_a_standby(scenarios: ScenarioRunner, name: st
     assert scenarios.complaints(job, expected) == []
 
 
-@pytest.mark.parametrize("write", ["after:lost/node1", "after:called/node1.2", "before:plan/3"])
+WRITES = ("after:lost/node1", "after:called/node1.2", "before:plan/3")
+
+
+@pytest.mark.parametrize("write", in_ci(WRITES, WRITES[1]))
 def test_a_coordinator_that_dies_meanwhile_changes_nothing(
     scenarios: ScenarioRunner, write: str
 ) -> None:
@@ -103,9 +100,7 @@ def wait_for(job: RunningJob, event: str, *words: str) -> str:
     raise TimeoutError(f"there was no {event} with {words}")
 
 
-@pytest.mark.parametrize(
-    "delay_seconds", [0.02, *(pytest.param(delay, marks=pytest.mark.slow) for delay in (0.0, 0.1))]
-)
+@pytest.mark.parametrize("delay_seconds", in_ci((0.0, 0.02, 0.1), 0.02))
 def test_a_sender_may_be_lost_where_its_stage_has_a_shadow(
     scenarios: ScenarioRunner, delay_seconds: float
 ) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 from evidence import Expected
 from forked_jobs import FinishedJob, RunningJob
+from in_ci import in_ci
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
@@ -47,7 +48,11 @@ def seconds_to_notice(job: FinishedJob, since: float) -> float:
 
 @pytest.mark.parametrize(
     ("shape", "victim", "what"),
-    [(SHAPE, "node1", "group"), (LONG, "node2", "agent"), (TWO_PIPELINES, "node2", "group")],
+    [
+        pytest.param(SHAPE, "node1", "group", marks=pytest.mark.slow),
+        (LONG, "node2", "agent"),
+        (TWO_PIPELINES, "node2", "group"),
+    ],
 )
 def test_a_stopped_node_is_taken_over(
     scenarios: ScenarioRunner, shape: Shape, victim: str, what: str
@@ -60,7 +65,7 @@ def test_a_stopped_node_is_taken_over(
     assert scenarios.complaints(finished, Expected(shape, "eager", [victim])) == []
 
 
-@pytest.mark.parametrize("victim", ["node0", "node2"])
+@pytest.mark.parametrize("victim", in_ci(["node0", "node2"], "node2"))
 def test_a_stopped_worker_is_ended_by_its_agent(scenarios: ScenarioRunner, victim: str) -> None:
     job = scenarios.start(SHAPE, "lazy", more_flags=LEASE)
     stopped = stop(job, victim, "worker", 3)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from evidence import Expected
+from in_ci import in_ci
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
@@ -45,7 +46,9 @@ def numbers(values: tuple[str, str]) -> list[float]:
     return [float.fromhex(value) for value in values]
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", in_ci(VARIANTS, "dropout", "a shared optimizer, and shared layers")
+)
 def test_only_rounding_differs_from_equal_pipelines(scenarios: ScenarioRunner, name: str) -> None:
     """Losses, norms, parameters and moments: each microbatch counts 1/total."""
     *shapes, flags = VARIANTS[name]
@@ -90,7 +93,16 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize("name", KILLS)
+@pytest.mark.parametrize(
+    "name",
+    in_ci(
+        KILLS,
+        "the last stage, in the reduction",
+        "one in each",
+        "in the gather that is run again",
+        "with mirrors and shared layers",
+    ),
+)
 def test_a_loss_changes_no_bit(scenarios: ScenarioRunner, name: str) -> None:
     shape, redundancy, injections = KILLS[name]
     victims = [injection.partition("@")[0] for injection in injections]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 from evidence import Expected
 from forked_jobs import FinishedJob
+from in_ci import in_ci
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
@@ -52,7 +53,16 @@ def said(job: FinishedJob) -> list[str]:
     return [line.split("] ")[1] for line in job.result.lines if "] before step" in line]
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize(
+    "name",
+    in_ci(
+        FOUND,
+        "a replica's parameter",
+        "a primary's moment",
+        "a parameter that is gathered",
+        "chunks and shared layers",
+    ),
+)
 def test_a_copy_that_differs_is_mended(scenarios: ScenarioRunner, name: str) -> None:
     shape, redundancy, flags, injection, line = FOUND[name]
     job = scenarios.run(shape, redundancy, injection, more_flags=flags)
@@ -98,7 +108,7 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize("name", LOST)
+@pytest.mark.parametrize("name", in_ci(LOST, "who gives it, in the step", "who gets it, a primary"))
 def test_a_loss_while_copies_are_mended_changes_no_bit(
     scenarios: ScenarioRunner, name: str
 ) -> None:
@@ -135,7 +145,7 @@ QUIET = {
 }
 
 
-@pytest.mark.parametrize("name", QUIET)
+@pytest.mark.parametrize("name", in_ci(QUIET, "shared layers", "a standby gets a shard"))
 def test_nothing_is_said_where_nothing_differs(scenarios: ScenarioRunner, name: str) -> None:
     shape, redundancy, joined = QUIET[name]
     job = scenarios.run(
