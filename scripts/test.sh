@@ -10,6 +10,7 @@ set_up requirements.txt requirements-dev.txt
 PURE=(
     megatron_bamboo/schedule
     megatron_bamboo/planner
+    megatron_bamboo/recovery
     megatron_bamboo/config
     megatron_bamboo/checkpoint/folder.py
     megatron_bamboo/checkpoint/moments.py

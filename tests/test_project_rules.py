@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 PURE = (
     "schedule",
     "planner",
+    "recovery",
     "membership/decision",
     "membership/waits",
     "membership/greeting",

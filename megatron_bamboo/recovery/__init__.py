@@ -1,0 +1,1 @@
+"""What follows a loss or an arrival: which of the answers that there are, and why."""
