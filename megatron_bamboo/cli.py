@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "schedule": ("megatron_bamboo.schedule.command", "show a pipeline schedule or a takeover"),
     "preprocess": ("megatron_bamboo.data.preprocess", "turn JSON lines into .bin and .idx"),
     "plan": ("megatron_bamboo.planner.command", "say what pipelines so many nodes should be"),
+    "simulate": ("megatron_bamboo.simulator.command", "play a trace of spot nodes by each policy"),
     "profile": ("megatron_bamboo.agent.profile", "time a model's forwards and backwards"),
     "rehearse": ("megatron_bamboo.rehearsal.command", "lose nodes by lot, and judge each run"),
     "memory": ("megatron_bamboo.agent.memory", "say what a run takes of each worker's memory"),

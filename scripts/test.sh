@@ -11,6 +11,7 @@ PURE=(
     megatron_bamboo/schedule
     megatron_bamboo/planner
     megatron_bamboo/recovery
+    megatron_bamboo/simulator
     megatron_bamboo/config
     megatron_bamboo/checkpoint/folder.py
     megatron_bamboo/checkpoint/moments.py

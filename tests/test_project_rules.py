@@ -12,6 +12,7 @@ PURE = (
     "schedule",
     "planner",
     "recovery",
+    "simulator",
     "membership/decision",
     "membership/waits",
     "membership/greeting",

@@ -38,6 +38,23 @@ class Format(StrEnum):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``bamboo plan``."""
     add = parser.add_argument
+    add_model_arguments(parser)
+    add("--nodes", type=int, required=True, metavar="N", help="nodes, all of which are used")
+    add("--microbatches", type=int, required=True, metavar="N", help="of the global batch")
+    add(
+        "--zones",
+        metavar="ZONE=N,..",
+        help="how many of the nodes are in which zone: says which node takes which place, so that "
+        "as little as can be is lost with one zone",
+    )
+    add("--format", choices=[shape.value for shape in Format], default=Format.TEXT.value)
+    add("--json", action="store_const", const=Format.JSON.value, dest="format", help="as --format")
+    add("--output", type=Path, metavar="FILE", help="write to a file; png needs it")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """What pipelines of a model can be made from: its costs, and what each has to have."""
+    add = parser.add_argument
     add(
         "--layers",
         type=Path,
@@ -45,8 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the costs of each unit, as bamboo profile writes them",
     )
-    add("--nodes", type=int, required=True, metavar="N", help="nodes, all of which are used")
-    add("--microbatches", type=int, required=True, metavar="N", help="of the global batch")
     add(
         "--fault-tolerance",
         type=int,
@@ -69,15 +84,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what a worker has for its tensors, like 70e9: no cut needs more, also after a "
         "takeover",
     )
-    add(
-        "--zones",
-        metavar="ZONE=N,..",
-        help="how many of the nodes are in which zone: says which node takes which place, so that "
-        "as little as can be is lost with one zone",
-    )
-    add("--format", choices=[shape.value for shape in Format], default=Format.TEXT.value)
-    add("--json", action="store_const", const=Format.JSON.value, dest="format", help="as --format")
-    add("--output", type=Path, metavar="FILE", help="write to a file; png needs it")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,8 +92,8 @@ def run(args: argparse.Namespace) -> int:
     if shape is Format.PNG and args.output is None:
         raise UserError("--format png needs --output FILE")
     zones = None if args.zones is None else _parse_zones(args.zones, args.nodes)
-    costs = _read_costs(args.layers)
-    limit = None if args.memory is None else _check_memory(args.memory, costs)
+    costs = read_costs(args.layers)
+    limit = None if args.memory is None else check_memory(args.memory, costs)
     try:
         request = Request(args.nodes, args.fault_tolerance, args.microbatches)
         planner = Planner(costs, args.min_stages, args.max_stages, limit)
@@ -98,14 +104,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read_costs(path: Path) -> UnitCosts:
+def read_costs(path: Path) -> UnitCosts:
+    """The costs by unit in a file; UserError where there are none."""
     try:
         return UnitCosts.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"--layers {path}: {error}") from error
 
 
-def _check_memory(limit: float, costs: UnitCosts) -> int:
+def check_memory(limit: float, costs: UnitCosts) -> int:
+    """The bytes that a worker has; UserError where they cannot be, or costs have none."""
     if not 0 < limit < float("inf"):
         raise UserError(f"--memory {limit:g}: give a number of bytes above 0, like 70e9")
     if not costs.has_bytes:
