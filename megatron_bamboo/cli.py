@@ -15,6 +15,8 @@ from megatron_bamboo.errors import UserError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("megatron_bamboo.agent.run", "train on nodes started on this machine"),
+    "coordinator": ("megatron_bamboo.agent.coordinate", "lead a job whose nodes start elsewhere"),
+    "agent": ("megatron_bamboo.agent.join", "be one node of such a job"),
     "drain": ("megatron_bamboo.agent.drain", "let a node leave a running job, losing nothing"),
     "schedule": ("megatron_bamboo.schedule.command", "show a pipeline schedule or a takeover"),
     "preprocess": ("megatron_bamboo.data.preprocess", "turn JSON lines into .bin and .idx"),

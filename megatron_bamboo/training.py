@@ -175,7 +175,7 @@ def _layout(phase: str, options: Options) -> Layout:
 
 
 def _speaks(phase: str) -> bool:
-    return phase != "train" or WorkerEnvironment.read().is_first
+    return phase != "train" or WorkerEnvironment.read().speaks
 
 
 def _profile(script: Script, options: Options, layout: Layout) -> None:

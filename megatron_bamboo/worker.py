@@ -96,7 +96,8 @@ class Worker:
         self._client = client
         self._events = EventLog(environment.job_dir / "events", environment.worker)
         node, training = environment.worker, options.training
-        self._assignment = Assignment(client, node, self._read_plan)
+        with where.at(environment.start_step, START, waits_for="a place"):
+            self._assignment = Assignment(client, node, self._read_plan)
         self._dropout = DropoutSeeds(training.seed, environment.tensor_rank)
         groups = model_groups(self._tensor_group())
         prepare_process(groups)

@@ -14,12 +14,13 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Self
 
-from megatron_bamboo.agent.environment import SIGNS_VARIABLE
+from megatron_bamboo.agent.environment import SIGNS_VARIABLE, worker_environment
 from megatron_bamboo.agent.guard import start_guard
 from megatron_bamboo.agent.hangs import HangJudge
-from megatron_bamboo.agent.link import CoordinatorLink
+from megatron_bamboo.agent.job import JobSpec
+from megatron_bamboo.agent.link import CoordinatorLink, NodeEnd
 from megatron_bamboo.agent.process import (
     ForkedNode,
     ForkedProcess,
@@ -30,8 +31,10 @@ from megatron_bamboo.agent.process import (
 )
 from megatron_bamboo.agent.watch import NodeWatch, WatchedWorker
 from megatron_bamboo.cloud.watch import NO_SOURCE, NoticeWatch, source_of
+from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.keys import NodeIdentity
 from megatron_bamboo.membership.signs import SignPage
+from megatron_bamboo.membership.workers import worker_name
 from megatron_bamboo.observe.events import EventLog
 
 
@@ -51,10 +54,26 @@ class AgentSettings:
     notices: str = NO_SOURCE
     """Who says that its machine is to be taken (``cloud/watch.py``)."""
 
+    @classmethod
+    def of(cls, spec: JobSpec, identity: NodeIdentity) -> Self:
+        """For a node of this job."""
+        size, store = spec.shape.tensor_size, str((spec.job_dir / ADDRESS_FILE).absolute())
+        workers = {
+            worker_name(identity.node, t, size): worker_environment(spec, identity, t, store)
+            for t in range(size)
+        }
+        lease, patience = spec.shape.lease_seconds, spec.deadlines.store_seconds
+        return cls(identity, store, spec.job_dir, workers, lease, patience, spec.notices)
+
     @property
     def node(self) -> str:
         """The node's name."""
         return self.identity.node
+
+    @property
+    def log(self) -> Path:
+        """Where what its processes print goes."""
+        return self.job_dir / "logs" / f"{self.node}.log"
 
 
 StartWorker = Callable[[Mapping[str, str]], WorkerHandle]
@@ -91,17 +110,17 @@ def forked_node(start_worker: StartWorker) -> StartNode:
 def run_agent(settings: AgentSettings, start_worker: StartWorker) -> NoReturn:
     """Be the agent of a node until its job is over; takes the whole node along at the end.
 
-    It ends with status 0 where its node has left the job in good order.
+    It ends with status 0 where its node has left in good order or the job is over.
     """
     os.setsid()
-    _redirect_output(settings.job_dir / "logs" / f"{settings.node}.log")
+    _redirect_output(settings.log)
     start_guard()
     notices = NoticeWatch(source_of(settings.notices, settings.node))
     # A machine that is to be taken is told so with this signal by Slurm, and by others.
     signal.signal(signal.SIGTERM, lambda *_: notices.signalled("SIGTERM"))
     events = EventLog(settings.job_dir / "events", settings.node)
     try:
-        if _run_node(settings, start_worker, events, notices):
+        if _run_node(settings, start_worker, events, notices) is not NodeEnd.LOST:
             # Its guard ends what is left.
             os._exit(0)
     # Shown in the node's log, before the signal below ends this process.
@@ -115,13 +134,13 @@ def run_agent(settings: AgentSettings, start_worker: StartWorker) -> NoReturn:
 
 def _run_node(
     settings: AgentSettings, start_worker: StartWorker, events: EventLog, notices: NoticeWatch
-) -> bool:
-    """Watch a node's workers until its job is over; whether it has left it in good order."""
+) -> NodeEnd:
+    """Watch a node's workers until its part in the job ends; how it does."""
     link = CoordinatorLink(
         settings.identity, settings.store, settings.job_dir, settings.patience_seconds, events
     )
     if not link.await_welcome():
-        return link.has_left
+        return link.end
     workers = {}
     for name, environment in settings.worker_environments.items():
         page = SignPage.make(name)
@@ -131,9 +150,9 @@ def _run_node(
         link.report({"op": "started", "worker": name, "pid": worker.pid})
     notices.start()
     NodeWatch(link, workers, events, settings.lease_seconds, notices).run()
-    if link.has_left:
+    if link.end is NodeEnd.LEFT:
         notices.acknowledge()
-    return link.has_left
+    return link.end
 
 
 def _redirect_output(log: Path) -> None:

@@ -70,7 +70,13 @@ class Coordinator:
     def __init__(self, spec: JobSpec, table: Table, events: Emitter, reporter: Reporter) -> None:
         shape = spec.shape
         self.members = Members(
-            spec.nodes, table, events, shape.tensor_size, shape.lease_seconds, spec.standbys
+            spec.nodes,
+            table,
+            events,
+            shape.tensor_size,
+            shape.lease_seconds,
+            spec.standbys,
+            num_open=0 if spec.nodes else spec.num_nodes,
         )
         self._balance = shape.balance()
         self._healer = Healer(self.members, table, self._balance)
@@ -82,8 +88,9 @@ class Coordinator:
         self._events = events
         self._reporter = reporter
         self._logs = spec.job_dir / "logs"
-        self._plan = initial_plan(spec.nodes, shape.arrangement, shape.redundancy)
         self._shape = shape
+        # Until it is known who comes to an open job, nobody's names stand in it.
+        self._plan = self._first_plan(spec.nodes or tuple(map(str, range(spec.num_nodes))))
         self._headway = Headway(shape, table, self.members, events, reporter)
         self._steps_in_epoch = 0
         for prefix in ("passed/", "record/", "saved/", "ready/", NOTICED, REMARK, FAILED_KEY):
@@ -128,6 +135,7 @@ class Coordinator:
         epoch = self._table.get("epoch")
         if epoch is None:
             await self._await_agents()
+            self._plan = self._first_plan(self.members.first_nodes())
             with self._table.together():
                 self._publish(self._plan)
                 groups = ", ".join(f"{node} {pid}" for node, pid in self.members.groups().items())
@@ -156,14 +164,15 @@ class Coordinator:
                 if not any(map(self.members.is_done, known)):
                     raise NoHolder(number, stage, known)
 
+    def _first_plan(self, nodes: Sequence[str]) -> Plan:
+        return initial_plan(nodes, self._shape.arrangement, self._shape.redundancy)
+
     async def _await_agents(self) -> None:
-        until = time.monotonic() + self._deadlines.startup_seconds
+        seconds = self._deadlines.joining_seconds
+        until = time.monotonic() + seconds
         while missing := self.members.missing():
             if not await self._hear(until):
-                raise JobFailed(
-                    f"{', '.join(missing)} did not start "
-                    f"within {self._deadlines.startup_seconds:g} s"
-                )
+                raise JobFailed(f"{missing} did not start within {seconds:g} s")
 
     async def _await_step(self) -> None:
         seconds = self._deadlines.stall_seconds

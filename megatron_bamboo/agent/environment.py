@@ -36,7 +36,7 @@ def worker_environment(
     return {
         **without_secret(os.environ),
         "BAMBOO_PHASE": "train",
-        "BAMBOO_NUM_NODES": str(len(spec.nodes)),
+        "BAMBOO_NUM_NODES": str(spec.num_nodes),
         "BAMBOO_JOB_DIR": str(spec.job_dir),
         "BAMBOO_WORKERS_PER_NODE": str(spec.shape.tensor_size),
         "BAMBOO_NODE": node,
@@ -49,6 +49,8 @@ def worker_environment(
         # One thread a worker is a rule of correctness: more give other bits from run to run.
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": spec.interface,
+        "NCCL_SOCKET_IFNAME": spec.interface,
+        "BAMBOO_SPEAKER": spec.speaker,
         # What a worker prints just before it is killed is what one wants to read.
         "PYTHONUNBUFFERED": "1",
     }
@@ -70,6 +72,8 @@ class WorkerEnvironment:
     """Where the page is in which this worker shows signs of life to its agent."""
     start_step: int = 0
     """Steps that the checkpoint to go on from holds already."""
+    speaker: str = "node0"
+    """The node that speaks for the script."""
 
     @classmethod
     def read(cls) -> Self:
@@ -86,6 +90,7 @@ class WorkerEnvironment:
             inject=os.environ.get("BAMBOO_INJECT", ""),
             signs=os.environ.get(SIGNS_VARIABLE, ""),
             start_step=int(os.environ.get("BAMBOO_START_STEP", "0")),
+            speaker=os.environ.get("BAMBOO_SPEAKER", "node0"),
         )
 
     @property
@@ -104,6 +109,6 @@ class WorkerEnvironment:
         return worker_name(self.node, self.tensor_rank, self.tensor_size)
 
     @property
-    def is_first(self) -> bool:
-        """Whether this is the first worker of the job as it started."""
-        return self.node == "node0" and self.tensor_rank == 0
+    def speaks(self) -> bool:
+        """Whether this worker speaks for the script: what each would say is said once."""
+        return self.node == self.speaker and self.tensor_rank == 0

@@ -2,10 +2,10 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from megatron_bamboo.checkpoint.moments import SaveMoment
 from megatron_bamboo.cloud.watch import NO_SOURCE
@@ -80,22 +80,26 @@ class JobShape:
         """The shape that the script's prepare phase left behind."""
         path = job_dir / JOB_FILE
         try:
-            values = json.loads(path.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            values = None
-        expected = {field.name for field in fields(cls)}
-        is_whole = isinstance(values, dict) and values.keys() == expected
-        try:
-            arrangement = Arrangement.from_fields(values.pop("arrangement")) if is_whole else None
-        except (KeyError, TypeError, ValueError):
-            arrangement = None
-        if arrangement is None:
+            return cls.from_fields(json.loads(path.read_text()))
+        except (FileNotFoundError, KeyError, TypeError, ValueError):
+            expected = ", ".join(sorted(field.name for field in fields(cls)))
             raise UserError(
                 f"the script left no usable {path}: with BAMBOO_PHASE=prepare it must write "
-                f"{', '.join(sorted(expected))} there (see pretrain_gpt_bamboo.py)"
-            )
-        costs, works = (tuple(values.pop(name)) for name in ("costs", "unit_works"))
-        return cls(arrangement, costs=costs, unit_works=works, **values)
+                f"{expected} there (see pretrain_gpt_bamboo.py)"
+            ) from None
+
+    @classmethod
+    def from_fields(cls, values: Mapping[str, Any]) -> Self:
+        """The shape with the fields that ``asdict`` gives; KeyError, TypeError or ValueError."""
+        names = {field.name for field in fields(cls)}
+        if not isinstance(values, Mapping) or values.keys() != names:
+            raise ValueError("a shape has all its fields, and no others")
+        special = {
+            "arrangement": Arrangement.from_fields(values["arrangement"]),
+            "costs": tuple(values["costs"]),
+            "unit_works": tuple(values["unit_works"]),
+        }
+        return cls(**{**values, **special})
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,9 @@ class Deadlines:
     record_seconds: float = 5.0
     """For the record of a worker that is ready, before the node is fenced."""
     startup_seconds: float = 120.0
-    """For agents to say hello, and for the record of a worker that is still starting."""
+    """For the record of a worker that is still starting."""
+    joining_seconds: float = 120.0
+    """For so many agents as are wanted to say hello."""
     stall_seconds: float = 1800.0
     """Without an iteration or an epoch, before the job ends."""
     store_seconds: float = 600.0
@@ -168,12 +174,15 @@ class JobSpec:
     """A job, ready to be run."""
 
     nodes: tuple[str, ...]
+    """Their names; none for an open job, whose nodes join under names of their own."""
     shape: JobShape
     job_dir: Path
     injections: tuple[Injection, ...] = ()
     deadlines: Deadlines = Deadlines()
     host: str = "127.0.0.1"
     """Where the control plane listens."""
+    port: int = 0
+    """0 for any free one."""
     interface: str = "lo"
     """The network interface by which workers speak to each other."""
     standbys: tuple[str, ...] = ()
@@ -188,6 +197,15 @@ class JobSpec:
     """How often nodes may be lost while no step passes, before the job ends."""
     notices: str = NO_SOURCE
     """Who says to each node that its machine is to be taken (``cloud/watch.py``)."""
+    invitation: str = ""
+    """What the nodes of an open job are told (``agent/invitation.py``)."""
+    speaker: str = "node0"
+    """The node whose first worker speaks for the script."""
+
+    @property
+    def num_nodes(self) -> int:
+        """So many run stages."""
+        return self.shape.arrangement.num_nodes
 
 
 def check_victims(

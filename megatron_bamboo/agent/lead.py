@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import NoReturn
 
 from megatron_bamboo.agent.coordinator import Coordinator, JobFailed, NoProgress
+from megatron_bamboo.agent.invitation import INVITATION_KEY
 from megatron_bamboo.agent.job import COORDINATOR, JobShape, JobSpec
 from megatron_bamboo.agent.outcome import OUTCOME_KEY, Outcome, Status
 from megatron_bamboo.agent.report import Reporter
@@ -103,9 +104,12 @@ class _Lead:
         if self._journal.generation > 1:
             self._reporter.note(f"coordinator {self._journal.generation} goes on")
         members = self._coordinator.members
-        server = StoreServer(self._table, self._secret, members, self._spec.host)
+        spec = self._spec
+        server = StoreServer(self._table, self._secret, members, spec.host, spec.port)
         async with server:
             beats = asyncio.create_task(self._beat())
+            if spec.invitation:
+                self._table.set(INVITATION_KEY, spec.invitation.encode())
             self._say_where(server)
             outcome = self._known_outcome() or await self._coordinate()
             self._table.set(OUTCOME_KEY, outcome.to_json().encode())

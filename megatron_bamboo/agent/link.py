@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,16 @@ CONNECT_SECONDS = 1.0
 # A coordinator answers a greeting within this time, or another connection is tried.
 GREETING_SECONDS = 10.0
 RETRY_SECONDS = 0.1
+
+
+class NodeEnd(Enum):
+    """How a node's part in its job ends."""
+
+    LOST = "lost"
+    LEFT = "left"
+    """In good order: others hold all that it held."""
+    OVER = "over"
+    """The whole job has ended."""
 
 
 class CoordinatorLink:
@@ -63,8 +74,8 @@ class CoordinatorLink:
         self._greeting_until = 0.0
         self._impostor: Address | None = None
         self._is_welcome = False
-        self.has_left = False
-        """Whether this node has left the job in good order."""
+        self.end = NodeEnd.LOST
+        """How this node's part has ended, once it has."""
         self._word = FIRST_WORD
         self._next_try = time.monotonic()
         self._clock = PatientClock()
@@ -98,6 +109,7 @@ class CoordinatorLink:
         if is_greeting and time.monotonic() > self._greeting_until:
             self._lose("no answer to the greeting")
         if self._channel is None and self._outcome.exists():
+            self.end = NodeEnd.OVER
             return True
         if silent > self._patience_seconds:
             sys.stderr.write(f"no coordinator was heard of for {silent:.0f} s\n")
@@ -142,9 +154,10 @@ class CoordinatorLink:
                 sys.stderr.write(f"this node was declared lost: {cause}\n")
                 return True
             case {"op": "stop"}:
+                self.end = NodeEnd.OVER
                 return True
             case {"op": "leave"}:
-                self.has_left = True
+                self.end = NodeEnd.LEFT
                 return True
         return False
 

@@ -7,6 +7,7 @@ for nothing.
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -33,6 +34,9 @@ class Members:
 
     A lost one that is started again joins under another name, and waits as a standby.
 
+    Of an open job no names are known before: the first ``num_open`` that join run it, and all
+    others are standbys.
+
     ``news`` is set at every change. A worker that has written ``done/<worker>`` has nothing left
     to lose, however it ends after that; the loss of any other worker is the loss of its node.
     """
@@ -45,8 +49,10 @@ class Members:
         tensor_size: int = 1,
         lease_seconds: float = LEASE_SECONDS,
         standbys: Sequence[str] = (),
+        num_open: int = 0,
     ) -> None:
         self._nodes = tuple(nodes)
+        self._num_open = num_open
         self._standbys = tuple(standbys)
         self._tensor_size = tensor_size
         self._table = table
@@ -77,19 +83,35 @@ class Members:
         items = self._table.items(prefix).items()
         return {key.removeprefix(prefix): value for key, value in items}
 
-    def missing(self) -> list[str]:
-        """The nodes that have not joined."""
-        return [node for node in self._nodes if node not in self._agents]
+    def missing(self) -> str:
+        """The nodes that have not joined, in words; nothing if all have."""
+        if self._num_open:
+            num_missing = self._num_open - len(self._present())
+            return f"{num_missing} of {self._num_open} nodes" if num_missing > 0 else ""
+        return ", ".join(node for node in self._nodes if node not in self._agents)
+
+    def first_nodes(self) -> tuple[str, ...]:
+        """Those that begin, in the order of their ranks; once none is missing."""
+        if not self._num_open:
+            return self._nodes
+        return tuple(sorted(self._present()[: self._num_open], key=_numbers_as_such))
+
+    def _present(self) -> list[str]:
+        """Those that have joined and not gone, in that order."""
+        gone = self.lost.keys() | self.drained.keys()
+        return [node for node in self._agents if node not in gone]
 
     def groups(self) -> dict[str, int]:
         """By node its process group: one SIGKILL to it and the node is gone."""
         return {node: agent["pid"] for node, agent in sorted(self._agents.items())}
 
     def waiting_standbys(self) -> tuple[str, ...]:
-        """The live standbys that have joined, those last that were lost before."""
-        waiting = (*self._standbys, *self.returned())
-        gone = self.lost.keys() | self.drained.keys()
-        return tuple(n for n in waiting if n in self._agents and n not in gone)
+        """The live standbys that have joined, those last that were lost before; in an open job all
+        live nodes, as each may wait for a place."""
+        present, returned = self._present(), self.returned()
+        standbys = present if self._num_open else self._standbys
+        waiting = (*(node for node in standbys if node not in returned), *returned)
+        return tuple(node for node in waiting if node in present)
 
     def is_leaving(self, node: str) -> bool:
         """Whether a node is to leave, as far as is known."""
@@ -166,7 +188,10 @@ class Members:
         if node in self.lost:
             return self.lost[node]
         gone = self.lost.keys() | self.drained.keys()
-        if node not in (*self._nodes, *self._standbys) and last_life(node) not in gone:
+        is_expected = node in (*self._nodes, *self._standbys) or (
+            self._num_open > 0 and last_life(node) is None
+        )
+        if not is_expected and last_life(node) not in gone:
             return f"no node named {node} is expected"
         if self._agents.get(node) not in (None, agent):
             return f"{node} is another process already"
@@ -280,3 +305,9 @@ class Members:
             if (link := self._links.get(node)) is not None:
                 link.send({"op": "stop", "cause": cause})
         self.news.set()
+
+
+def _numbers_as_such(name: str) -> tuple[tuple[int, str], ...]:
+    """By this node2 comes before node10."""
+    parts = re.findall(r"\d+|\D+", name)
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)

@@ -9,10 +9,47 @@ joined was never known to anybody, so it is started again as itself.
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from megatron_bamboo.agent.process import NodeHandle, blocked_interrupts
 from megatron_bamboo.membership.lives import next_life
+
+
+class Nodes(Protocol):
+    """A job's nodes, as far as its launcher has to do with them."""
+
+    failure: str | None
+    """Why nothing is started any more, if that is so: the job has no hope."""
+
+    def start(self, node: str) -> None:
+        """Start a node that does not run."""
+
+    def hear(self, facts: Iterable[Mapping[str, Any]]) -> None:
+        """Take what a coordinator has said."""
+
+    def respawn(self) -> None:
+        """Start those again whose time has come."""
+
+    def end(self) -> None:
+        """End all nodes."""
+
+
+class NodesElsewhere:
+    """Nodes that others start, and start again: Slurm, or people."""
+
+    failure: str | None = None
+
+    def start(self, node: str) -> None:
+        """Others do."""
+
+    def hear(self, facts: Iterable[Mapping[str, Any]]) -> None:
+        """Others see it."""
+
+    def respawn(self) -> None:
+        """Others do."""
+
+    def end(self) -> None:
+        """They end when the job has an outcome."""
 
 
 class LocalNodes:

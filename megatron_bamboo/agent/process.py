@@ -16,7 +16,8 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Protocol
+from types import FrameType
+from typing import IO, Any, Protocol
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -86,6 +87,12 @@ class ForkedNode:
         """Whether the leader is gone; it is not reaped here."""
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return self._reaped or os.waitid(os.P_PID, self.pid, options) is not None
+
+    def await_end(self) -> int:
+        """Wait for the leader's end; its exit status (negative: the signal that ended it)."""
+        end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        assert end is not None
+        return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
     def kill(self) -> None:
         """End the group at once. Its leader is reaped only by ``wait``: till then its id cannot
@@ -209,6 +216,18 @@ def adopted_orphans() -> Iterator[None]:
         yield
     finally:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+@contextlib.contextmanager
+def handling(
+    number: signal.Signals, handler: Callable[[int, FrameType | None], Any]
+) -> Iterator[None]:
+    """Within it a signal is handled so."""
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 @contextlib.contextmanager

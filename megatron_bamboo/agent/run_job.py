@@ -1,7 +1,8 @@
-"""Run a job on this machine: its coordinator and its nodes, and leave nothing behind.
+"""Run a job: its coordinator, and its nodes where they are of this machine; leave nothing behind.
 
 A library call, so that a test may run many jobs with workers forked from one process that has
-imported torch once; ``bamboo run`` is this with a command line (``agent/run.py``).
+imported torch once. ``bamboo run`` is this with a command line (``agent/run.py``), and
+``bamboo coordinator`` without nodes: they start elsewhere (``agent/join.py``).
 """
 
 import contextlib
@@ -10,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from megatron_bamboo.agent.agent import AgentSettings, StartNode
-from megatron_bamboo.agent.environment import worker_environment
 from megatron_bamboo.agent.job import (
     Injection,
     JobSpec,
@@ -18,46 +18,48 @@ from megatron_bamboo.agent.job import (
     check_reachable,
     check_victims,
 )
-from megatron_bamboo.agent.nodes import LocalNodes
+from megatron_bamboo.agent.nodes import LocalNodes, Nodes, NodesElsewhere
 from megatron_bamboo.agent.outcome import Outcome, Status
-from megatron_bamboo.agent.process import adopted_orphans, blocked_interrupts
+from megatron_bamboo.agent.process import NodeHandle, adopted_orphans, blocked_interrupts
 from megatron_bamboo.agent.supervisor import Supervisor
 from megatron_bamboo.agent.telling import Teller
-from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.keys import Secret
 from megatron_bamboo.membership.secret_file import find_or_make_secret
-from megatron_bamboo.membership.workers import node_of, worker_name
+from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.events import read_events
 
 
 def run_job(
     spec: JobSpec,
-    start_node: StartNode,
+    start_node: StartNode | None,
     say: Callable[[str], None],
     advance: Callable[[int], None] = lambda _: None,
 ) -> Outcome:
     """Run a prepared job to its end; call it from a thread that lives until then.
 
-    ``say`` takes the job's lines and ``advance`` the number of each step that passed. Whatever
-    happens, KeyboardInterrupt included, no process of the job is left when this is over.
+    Whatever happens, KeyboardInterrupt included, no process that this has started is left when it
+    is over, and the outcome is in the job folder.
+
+    Args:
+        start_node: starts a node on this machine; None where all are started elsewhere.
+        say: takes the job's lines.
+        advance: takes the number of each step that passed.
     """
     respawns = spec.respawn_seconds is not None
     check_victims(spec.injections, (*spec.nodes, *spec.standbys), respawns)
     for injection in spec.injections:
         check_reachable(injection, spec.shape)
     shape = spec.shape
+    spec.job_dir.mkdir(parents=True, exist_ok=True)
     if shape.start_step >= shape.train_iters:
         say(f"nothing to train: {shape.loaded_from} holds step {shape.start_step} already")
-        return Outcome(Status.FINISHED)
-    spec.job_dir.mkdir(parents=True, exist_ok=True)
+        outcome = Outcome(Status.FINISHED)
+        outcome.write(spec.job_dir)
+        return outcome
     secret = find_or_make_secret(spec.job_dir, spec.secret_file)
     (spec.job_dir / "logs").mkdir(exist_ok=True)
     teller = Teller(spec.job_dir, say, advance)
-    nodes = LocalNodes(
-        lambda node: start_node(_settings(spec, secret, node)),
-        spec.respawn_seconds,
-        spec.max_failures,
-    )
+    nodes = _nodes(spec, secret, start_node)
     supervisor = Supervisor(spec, secret, teller, nodes)
     outcome = Outcome(Status.FAILED, "its launcher failed")
     with adopted_orphans():
@@ -85,15 +87,15 @@ def _leave(outcome: Outcome, job_dir: Path) -> None:
             outcome.write(job_dir)
 
 
-def _settings(spec: JobSpec, secret: Secret, node: str) -> AgentSettings:
-    identity = secret.node(node, secrets.token_hex(8))
-    size, store = spec.shape.tensor_size, str((spec.job_dir / ADDRESS_FILE).absolute())
-    workers = {
-        worker_name(node, t, size): worker_environment(spec, identity, t, store)
-        for t in range(size)
-    }
-    lease, patience = spec.shape.lease_seconds, spec.deadlines.store_seconds
-    return AgentSettings(identity, store, spec.job_dir, workers, lease, patience, spec.notices)
+def _nodes(spec: JobSpec, secret: Secret, start_node: StartNode | None) -> Nodes:
+    if start_node is None:
+        return NodesElsewhere()
+    starts = start_node
+
+    def start(node: str) -> NodeHandle:
+        return starts(AgentSettings.of(spec, secret.node(node, secrets.token_hex(8))))
+
+    return LocalNodes(start, spec.respawn_seconds, spec.max_failures)
 
 
 def _with_injections(outcome: Outcome, spec: JobSpec) -> Outcome:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from megatron_bamboo.agent.job import JobSpec
 from megatron_bamboo.agent.lead import LOG_FILE, LeadStatus, lead_job, limit_seconds
-from megatron_bamboo.agent.nodes import LocalNodes
+from megatron_bamboo.agent.nodes import Nodes
 from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.process import blocked_interrupts, fork
 from megatron_bamboo.agent.telling import Teller
@@ -40,10 +40,10 @@ class Supervisor:
     """Keeps a job's coordinator alive until the job is over.
 
     Args:
-        nodes: they are started again after their loss, if that is asked for.
+        nodes: those of this machine are started again after their loss, if that is asked for.
     """
 
-    def __init__(self, spec: JobSpec, secret: Secret, teller: Teller, nodes: LocalNodes) -> None:
+    def __init__(self, spec: JobSpec, secret: Secret, teller: Teller, nodes: Nodes) -> None:
         self._spec = spec
         self._secret = secret
         self._teller = teller
@@ -60,6 +60,7 @@ class Supervisor:
     def run(self) -> Outcome:
         """Tell what the coordinators say until one has written the job's outcome."""
         try:
+            self._teller.tell_again(self._reader.look().facts)
             return self._run()
         except (OSError, sqlite3.Error) as error:
             return Outcome(Status.FAILED, f"the job folder cannot be used: {error}")

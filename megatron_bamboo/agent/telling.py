@@ -56,19 +56,29 @@ class Teller:
         self._say = say
         self._advance = advance
 
+    def tell_again(self, facts: Sequence[Mapping[str, Any]]) -> None:
+        """Write down what was said before this launcher began, all of it: how much of it another
+        one had written is not known. Its lines were the other one's to say."""
+        self._losses.unlink(missing_ok=True)
+        self._events.empty()
+        for fact in facts:
+            self._write(fact)
+
     def tell(self, facts: Sequence[Mapping[str, Any]]) -> None:
         """Tell some facts, in the order in which they were said."""
         for fact in facts:
-            if (event := fact.get("event")) is not None:
-                self._events.append(event)
-                continue
-            loss = fact.get("loss")
-            if loss is not None:
-                with self._losses.open("a") as file:
-                    file.write(json.dumps(loss) + "\n")
-            self._say(fact["line"])
-            if loss is not None:
-                self._advance(loss["step"])
+            self._write(fact)
+            if "line" in fact:
+                self._say(fact["line"])
+            if "loss" in fact:
+                self._advance(fact["loss"]["step"])
+
+    def _write(self, fact: Mapping[str, Any]) -> None:
+        if "event" in fact:
+            self._events.append(fact["event"])
+        if "loss" in fact:
+            with self._losses.open("a") as file:
+                file.write(json.dumps(fact["loss"]) + "\n")
 
     def close(self) -> None:
         """Close the event log."""

@@ -15,8 +15,6 @@ from megatron_bamboo.planner.arrangement import PipelineShape
 from megatron_bamboo.planner.healing import stages_to_hold
 from megatron_bamboo.planner.plan import Plan
 
-# The coordinator publishes the first plan when all agents are there.
-FIRST_PLAN_SECONDS = 600.0
 _POLL_SECONDS = 2.0
 
 
@@ -43,8 +41,8 @@ class Assignment:
         self._client = client
         self._worker = worker
         self._read_plan = read_plan
-        client.wait(["plan/0"], FIRST_PLAN_SECONDS)
-        self._plan: Plan | None = self._published(0)
+        # It comes when as many nodes are there as are wanted, however long that takes.
+        self._plan: Plan | None = read_plan(self._await("plan/0"))
         self.is_standby = worker not in self._plan.nodes
         self.pipeline = -1
         """The number of its pipeline, once ``stages()`` has said it."""

@@ -9,6 +9,7 @@ no sense closes its own connection and harms nobody else.
 import asyncio
 import binascii
 import contextlib
+import errno
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,10 +65,11 @@ class StoreServer:
         secret: Secret,
         watcher: AgentWatcher | None = None,
         host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
         self.table = table
         self._watcher = watcher
-        self._listener = socket.create_server((host, 0), backlog=1024)
+        self._listener = _listen(host, port)
         self._gate = Gate(self._listener, secret, self._serve)
         self._running: asyncio.Task[None] | None = None
 
@@ -174,6 +176,18 @@ class StoreServer:
             return {"number": self.table.add(key, amount, request)}
         except ValueError:
             return {"error": f"{key} holds no number"}
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listener on that port, or on any free one: a coordinator that was stopped may hold it, and
+    where this one is all read in the job folder."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return socket.create_server((host, 0), family=family, backlog=1024)
 
 
 def _key(request: Mapping[str, Any]) -> str:

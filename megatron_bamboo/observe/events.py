@@ -48,6 +48,10 @@ class EventLog:
         if os.write(self._descriptor, data) != len(data):
             raise OSError(errno.ENOSPC, f"half an event was written for {self.source}")
 
+    def empty(self) -> None:
+        """Forget all events of this source."""
+        os.truncate(self._descriptor, 0)
+
     def close(self) -> None:
         """Close the file; a closed log takes no more events."""
         os.close(self._descriptor)

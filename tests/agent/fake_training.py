@@ -67,6 +67,10 @@ class EpochEnded(Exception):
     pass
 
 
+class LetGo(Exception):
+    """This node is in no place any more."""
+
+
 class Worker:
     def __init__(self, options: argparse.Namespace) -> None:
         self.environment = WorkerEnvironment.read()
@@ -92,10 +96,26 @@ class Worker:
         self.child = subprocess.Popen(["sleep", "60"])
 
     def train(self) -> None:
-        self.store.wait(["epoch"])
+        try:
+            self.run_steps(self.join())
+        except LetGo:
+            self.store.wait([f"released/{self.node}"])
+
+    def join(self) -> int:
+        """Get a place, at once or as a standby; the first step in it."""
+        self.store.wait(["plan/0"])
         self.load_plan(0)
+        if self.node in self.plan.nodes:
+            self.store.set(f"ready/{self.node}", b"1")
+            return 1
+        self.store.wait([f"called/{self.node}"])
         self.store.set(f"ready/{self.node}", b"1")
-        step = 1
+        self.store.wait([f"joined/{self.node}"])
+        self.load_plan(int(self.store.get(f"joined/{self.node}") or b""))
+        assert self.plan.change is not None
+        return self.plan.change.step
+
+    def run_steps(self, step: int) -> None:
         while step <= self.options.iters:
             try:
                 self.compute(step)
@@ -105,6 +125,7 @@ class Worker:
             # A decision may have applied the step in which the epoch ended.
             if self.passed and self.step == step:
                 self.report(step)
+                self.make_change(step)
                 step += 1
         if "die-at-end" in self.ways:
             self.store.wait([f"done/{node}" for node in self.plan.nodes if node != self.node])
@@ -112,6 +133,13 @@ class Worker:
         self.store.set(f"done/{self.node}", b"1")
         if "linger" in self.ways:
             time.sleep(60)
+
+    def make_change(self, step: int) -> None:
+        change = self.plan.change
+        if change is not None and change.step <= step:
+            self.plan = self.plan.made()
+            if self.node not in self.plan.nodes:
+                raise LetGo
 
     def load_plan(self, epoch: int) -> None:
         self.epoch = epoch
@@ -201,6 +229,8 @@ class Worker:
         current = self.store.wait_change("epoch", str(self.epoch).encode())
         assert current is not None
         self.load_plan(self.epoch + 1)
+        if self.node not in self.plan.nodes:
+            raise LetGo
         decision = self.plan.decision
         assert decision is not None
         if decision.applied and decision.step == self.step:

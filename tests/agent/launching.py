@@ -1,4 +1,4 @@
-"""``bamboo run`` as the tests start it, and what it leaves behind."""
+"""``bamboo run``, or a coordinator and agents, as the tests start them, and what they leave."""
 
 import os
 import signal
@@ -11,10 +11,11 @@ from typing import Any
 
 import psutil
 
+from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.observe.events import read_events
 
 SCRIPT = Path(__file__).with_name("fake_training.py")
-WAIT_SECONDS = 30
+WAIT_SECONDS = 90
 
 
 def processes_of(groups: set[int]) -> list[psutil.Process]:
@@ -100,9 +101,60 @@ class Launch:
         self.until(lambda: step in self.iterations())
 
     def clean(self) -> None:
+        """End whatever is left."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
         for group in self.groups():
             if processes_of({group}):
                 os.killpg(group, signal.SIGKILL)
+
+
+class OpenJob(Launch):
+    """``bamboo coordinator`` and a ``bamboo agent`` for each node, as processes of their own."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__(tmp_path)
+        self._folder = tmp_path
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, nodes: int, *script_args: str, options: tuple[str, ...] = ()) -> "OpenJob":
+        """Start the coordinator, or another one after its end."""
+        command = ["coordinator", "--job-dir", str(self.job_dir), "--nodes", str(nodes)]
+        self._process = self._spawn("coordinator", [*command, *options, str(SCRIPT), *script_args])
+        return self
+
+    def add(self, *nodes: str, options: tuple[str, ...] = ()) -> "OpenJob":
+        """Start some nodes."""
+        for node in nodes:
+            command = ["agent", "--join", str(self.job_dir / ADDRESS_FILE), "--node", node]
+            self.nodes[node] = self._spawn(node, [*command, *options])
+        return self
+
+    def end_of(self, node: str) -> int:
+        """Wait for the end of a node's starting process; its status."""
+        return self.nodes[node].wait(WAIT_SECONDS)
+
+    @property
+    def out(self) -> str:
+        return self.said("coordinator")
+
+    @property
+    def err(self) -> str:
+        return self.said("coordinator", "err")
+
+    def said(self, who: str, stream: str = "out") -> str:
+        """What the coordinator or a node's starting process has printed."""
+        return (self._folder / f"{who}.{stream}").read_text()
+
+    def clean(self) -> None:
+        for process in self.nodes.values():
+            process.kill()
+            process.wait()
+        super().clean()
+
+    def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+        whole = [sys.executable, "-m", "megatron_bamboo", *command]
+        streams = [(self._folder / f"{name}.{stream}").open("ab") for stream in ("out", "err")]
+        with streams[0] as out, streams[1] as err:
+            return subprocess.Popen(whole, stdout=out, stderr=err, start_new_session=True)

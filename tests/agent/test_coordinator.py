@@ -332,7 +332,7 @@ def test_an_agent_that_does_not_say_hello_is_named(lead: Lead) -> None:
         cluster.join("node0", "node2", "node3")
 
     with pytest.raises(JobFailed, match=r"node1 did not start within 0\.1 s"):
-        lead(story, Deadlines(startup_seconds=0.1))
+        lead(story, Deadlines(joining_seconds=0.1))
 
 
 def test_a_name_is_taken_once(lead: Lead) -> None:

@@ -15,6 +15,7 @@ import pytest
 from in_ci import in_ci
 from launching import Launch, processes_of
 
+from megatron_bamboo.agent.job_folder import LOCK_FILE
 from megatron_bamboo.agent.lead import LeadStatus
 from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.journal import JOURNAL_FILE
@@ -58,6 +59,7 @@ def check_story(launch: Launch, num_iterations: int, lost: Sequence[str]) -> Non
     names = {path.name for path in launch.job_dir.iterdir()}
     assert names == {
         "job.json", "losses.jsonl", "events", "logs", "outcome.json", JOURNAL_FILE, SECRET_FILE,
+        LOCK_FILE,
     }  # fmt: skip
 
 

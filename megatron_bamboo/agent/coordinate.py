@@ -1,0 +1,161 @@
+"""``bamboo coordinator``: lead a job whose nodes start elsewhere, each with ``bamboo agent``.
+
+It is ``bamboo run`` without nodes. Where it is says ``coordinator.json`` in the job folder. Started
+again in the folder of a job that has not ended, it goes on with that job: the nodes train
+meanwhile, and only decisions wait.
+"""
+
+import argparse
+import contextlib
+import errno
+import ipaddress
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from megatron_bamboo.agent.invitation import Invitation
+from megatron_bamboo.agent.job import JobShape, JobSpec
+from megatron_bamboo.agent.job_folder import check_is_new, goes_on, held
+from megatron_bamboo.agent.outcome import Status
+from megatron_bamboo.agent.preparing import (
+    add_job_options,
+    add_script,
+    check_job_options,
+    check_seconds,
+    check_shape,
+    command_of,
+    deadlines,
+    prepare,
+)
+from megatron_bamboo.agent.run_job import run_job
+from megatron_bamboo.agent.screen import interruptible, say_end, screen
+from megatron_bamboo.errors import UserError
+from megatron_bamboo.membership.address import ADDRESS_FILE
+from megatron_bamboo.membership.secret_file import check_secret
+from megatron_bamboo.watching.endpoint import Endpoint
+
+INVITATION_FILE = "invitation.json"
+JOIN_SECONDS = 3600.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``bamboo coordinator``; what follows the script is the script's."""
+    parser.add_argument(
+        "--job-dir",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder for logs, events, losses and state, which all nodes see; that of a job that "
+        "has not ended goes on with it",
+    )
+    add_job_options(parser)
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="name or address of this machine where the nodes reach it (127.0.0.1: only those of "
+        "this machine)",
+    )
+    parser.add_argument(
+        "--port", type=int, default=0, metavar="PORT", help="where it listens (any free one)"
+    )
+    parser.add_argument(
+        "--join-deadline",
+        type=float,
+        default=JOIN_SECONDS,
+        metavar="SECONDS",
+        help=f"for as many nodes to join as are wanted ({JOIN_SECONDS:g})",
+    )
+    add_script(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepare and lead the job, or go on leading it; the job's outcome as exit status."""
+    check_job_options(args)
+    check_seconds("--join-deadline", args.join_deadline)
+    host = checked_address(args.host, args.port)
+    with contextlib.ExitStack() as stack:
+        endpoint = None
+        if args.metrics_port is not None:
+            endpoint = stack.enter_context(contextlib.closing(Endpoint(args.metrics_port)))
+        job_dir = args.job_dir.absolute()
+        stack.enter_context(held(job_dir))
+        stack.enter_context(interruptible())
+        try:
+            return _lead(args, job_dir, host, endpoint)
+        except KeyboardInterrupt:
+            print("bamboo coordinator: interrupted; the nodes end by themselves", file=sys.stderr)
+            return Status.INTERRUPTED
+
+
+def checked_address(host: str, port: int) -> str:
+    """The address of a name, on which this machine can listen; UserError if it cannot."""
+    what = f"--host {host}"
+    try:
+        address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    except (socket.gaierror, UnicodeError) as error:
+        raise UserError(f"{what} does not resolve ({error}): give an address") from error
+    except OverflowError as error:
+        raise UserError(f"--port {port}: give one from 1 to 65535, or 0 for any") from error
+    if ipaddress.ip_address(address).is_unspecified:
+        raise UserError(f"{what}: nobody can reach that; give an address of this machine")
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        socket.create_server((address, port), family=family).close()
+    except (OSError, OverflowError) as error:
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            raise UserError(f"--port {port} on {host} is busy: give another, or none") from error
+        raise UserError(f"{what} --port {port}: cannot listen there ({error})") from error
+    return address
+
+
+def _lead(args: argparse.Namespace, job_dir: Path, host: str, endpoint: Endpoint | None) -> int:
+    command, limits = command_of(args), deadlines(args, args.join_deadline)
+    is_begun = goes_on(job_dir)
+    if not is_begun:
+        check_is_new(job_dir)
+    check_secret(job_dir, args.secret_file)
+    if not is_begun:
+        status = prepare(command, args.nodes, args.workers_per_node, job_dir)
+        if status != 0:
+            return status
+    shape = JobShape.read(job_dir)
+    check_shape(args, shape, limits)
+    spec = JobSpec(
+        (),
+        shape,
+        job_dir,
+        deadlines=limits,
+        host=host,
+        port=args.port,
+        max_failures=args.max_failures,
+        notices=args.notices,
+        secret_file=args.secret_file,
+    )
+    spec = replace(spec, invitation=_invite(spec, command, is_begun))
+    with screen(shape.start_step, shape.train_iters) as (say, advance):
+        say(f"job folder: {job_dir}")
+        if endpoint is not None:
+            endpoint.serve(job_dir)
+            say(f"metrics: {endpoint.url}")
+        what = "goes on" if is_begun else f"waits for {args.nodes} nodes"
+        say(f"{what}; they join with: bamboo agent --join {job_dir / ADDRESS_FILE}")
+        outcome = run_job(spec, None, say, advance)
+    say_end("bamboo coordinator", shape, outcome, job_dir)
+    return outcome.status
+
+
+def _invite(spec: JobSpec, command: Sequence[str], is_begun: bool) -> str:
+    """What the nodes are told; UserError where those of this job were told something else."""
+    invitation = Invitation.of(spec, command).to_json()
+    path = spec.job_dir / INVITATION_FILE
+    if not is_begun:
+        path.write_text(invitation)
+    elif not path.exists() or path.read_text() != invitation:
+        raise UserError(
+            f"--job-dir {spec.job_dir} holds a job that was begun with other options, and has not "
+            "ended: give the same ones to go on with it, or another folder"
+        )
+    return invitation

@@ -1,0 +1,150 @@
+"""The way into a job for a node that starts elsewhere: it finds the coordinator, and asks it.
+
+Who leads the job may not be there yet, or be away, or be another one by now; so all is asked again
+until the deadline, and where to ask is looked up anew each time.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from megatron_bamboo.agent.outcome import Outcome
+from megatron_bamboo.errors import UserError
+from megatron_bamboo.membership.address import ADDRESS_FILE, Signpost
+from megatron_bamboo.membership.keys import Secret
+from megatron_bamboo.membership.leaving import DRAINED
+from megatron_bamboo.membership.lives import next_life
+from megatron_bamboo.membership.secret_file import SECRET_VARIABLE, find_secret
+from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
+
+DEADLINE_SECONDS = 600.0
+LOOK_SECONDS = 0.2
+ANSWER_SECONDS = 2.0
+ENDS = ("lost/", DRAINED, "finished/")
+"""Where the store says that a node is none any more."""
+
+Answer = TypeVar("Answer")
+
+
+class NotNeeded(Exception):
+    """Why this node need not join."""
+
+
+class Door:
+    """The way in.
+
+    Args:
+        join: the path of the file that says where the coordinator is, or ``host:port``.
+        secret_file: holds the job's secret; None for the environment, or the job folder.
+    """
+
+    def __init__(self, join: str, secret_file: Path | None, deadline_seconds: float) -> None:
+        text = _place_of(join)
+        self._text = text
+        self._signpost = Signpost(text)
+        self._folder = Path(text).parent if os.path.isabs(text) else None
+        self._secret_file = secret_file
+        self._seconds = deadline_seconds
+        self._until = time.monotonic() + deadline_seconds
+        self._is_leaving = False
+
+    def leave(self) -> None:
+        """This machine is to be taken; called where signals are handled."""
+        self._is_leaving = True
+
+    def find(self) -> Secret:
+        """Wait for a coordinator; the job's secret, which is there when one is.
+
+        Raises:
+            NotNeeded: the job is over, or this machine is to be taken.
+            UserError: there is no coordinator, or no secret.
+        """
+        self._check_is_needed()
+        if self._folder is None and self._secret_file is None and SECRET_VARIABLE not in os.environ:
+            raise UserError(
+                f"--join {self._text} needs the job's secret: give --secret-file, or set "
+                f"{SECRET_VARIABLE}"
+            )
+        while self._signpost.find() is None:
+            self.wait(f"there is no {self._text}: was its bamboo coordinator started?")
+        return find_secret(self._folder or Path.cwd(), self._secret_file)
+
+    def ask(self, secret: Secret, question: Callable[[StoreClient], Answer]) -> Answer:
+        """The answer to a question that may be asked twice; as for ``find``."""
+        while True:
+            client = StoreClient(self._text, ANSWER_SECONDS, secret.tool())
+            try:
+                return question(client)
+            except StoreTimeout as error:
+                self.wait(f"no coordinator of this job answers ({error})")
+            finally:
+                client.close()
+
+    def free_name(self, secret: Secret, machine: str) -> str:
+        """The name of a machine in its next life; what it was before is a node no more."""
+        name = machine
+        while any(self.ask(secret, _values_of(f"agent/{name}"))):
+            ends = _values_of(*(f"{end}{name}" for end in ENDS))
+            while not any(self.ask(secret, ends)):
+                self.wait(
+                    f"there is a node {name} already, and it lives: give --node another name if "
+                    "this is another machine"
+                )
+            name = next_life(name)
+        return name
+
+    def interface(self) -> str:
+        """The network interface of this machine that leads to the coordinator."""
+        while (address := self._signpost.find()) is None:
+            self.wait(f"there is no {self._text} any more")
+        return interface_to(address.host, address.port)
+
+    def wait(self, why: str) -> None:
+        """Wait a little; as for ``find``, UserError with the reason when the time is over."""
+        self._check_is_needed()
+        if time.monotonic() > self._until:
+            raise UserError(f"{why} (waited {self._seconds:g} s, see --deadline)")
+        time.sleep(LOOK_SECONDS)
+
+    def _check_is_needed(self) -> None:
+        if self._is_leaving:
+            raise NotNeeded("this machine is to be taken before it has joined")
+        if self._folder is not None and (outcome := Outcome.read(self._folder)) is not None:
+            raise NotNeeded(f"the job in {self._folder} is over, with status {outcome.status:d}")
+
+
+def _values_of(*keys: str) -> Callable[[StoreClient], list[bytes | None]]:
+    return lambda client: [client.get(key) for key in keys]
+
+
+def interface_to(host: str, port: int) -> str:
+    """The network interface of this machine that leads to an address; UserError without one."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        try:
+            probe.connect(address)  # nothing is sent
+        except OSError as error:
+            raise UserError(f"no way leads to the coordinator at {host} ({error})") from error
+        own = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if own in (each.address for each in addresses):
+            return str(name)
+    raise UserError(f"no interface of this machine has its address {own}: give --interface")
+
+
+def _place_of(join: str) -> str:
+    """The absolute path of a file, or ``host:port`` with a name that resolves."""
+    host, _, port = join.rpartition(":")
+    if "/" in join or not (host and port.isdecimal()):
+        path = Path(join).absolute()
+        return str(path / ADDRESS_FILE if path.is_dir() else path)
+    try:
+        socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError, OverflowError) as error:
+        raise UserError(f"--join {join}: {host} does not resolve ({error})") from error
+    return join

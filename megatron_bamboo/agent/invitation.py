@@ -1,0 +1,63 @@
+"""What a coordinator tells the nodes of an open job, which know only where it is.
+
+So no node can run with other flags than the rest, and what is to be given to each node is little.
+It is a key of the store, so that only who has the job's secret can read it, or have written it.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec
+
+INVITATION_KEY = "invitation"
+SPEAKER_KEY = "speaker"
+"""Holds the node that speaks for the script: the first that came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """All that a node must know of its job."""
+
+    job_dir: str
+    directory: str
+    """Where the script runs: what its flags name may be relative to it."""
+    command: tuple[str, ...]
+    """The script and its flags."""
+    shape: JobShape
+    store_seconds: float
+    """How long to look for a coordinator that answers."""
+    notices: str
+    """Who says that a machine is to be taken."""
+
+    @classmethod
+    def of(cls, spec: JobSpec, command: Sequence[str]) -> Self:
+        """To a job that was prepared in this process's working directory."""
+        store_seconds = spec.deadlines.store_seconds
+        directory, shape = str(Path.cwd()), spec.shape
+        return cls(str(spec.job_dir), directory, tuple(command), shape, store_seconds, spec.notices)
+
+    def spec(self, interface: str, speaker: str) -> JobSpec:
+        """The job, as one of its nodes knows it."""
+        return JobSpec(
+            (),
+            self.shape,
+            Path(self.job_dir),
+            deadlines=Deadlines(store_seconds=self.store_seconds),
+            interface=interface,
+            notices=self.notices,
+            speaker=speaker,
+        )
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The invitation that ``to_json`` wrote."""
+        values = json.loads(text)
+        shape = JobShape.from_fields(values.pop("shape"))
+        return cls(command=tuple(values.pop("command")), shape=shape, **values)

@@ -1,0 +1,72 @@
+"""The folder of a job: one launcher at a time has it, and nothing of another job is in it."""
+
+import contextlib
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from megatron_bamboo.agent.job import JOB_FILE
+from megatron_bamboo.agent.outcome import OUTCOME_FILE
+from megatron_bamboo.agent.telling import LOSSES_FILE
+from megatron_bamboo.errors import UserError
+from megatron_bamboo.membership.journal import JOURNAL_FILE
+
+LOCK_FILE = "lock"
+
+
+@contextlib.contextmanager
+def held(job_dir: Path) -> Iterator[None]:
+    """Make the folder if need be; within it this launcher alone has it.
+
+    The lock is the kernel's: it ends with this process, however that ends.
+
+    Raises:
+        UserError: it cannot be made or written to, or another one has it.
+    """
+    try:
+        lock = _open_lock(job_dir)
+    except OSError as error:
+        raise UserError(
+            f"--job-dir {job_dir} cannot be made or written to ({error.strerror}): give a folder "
+            "that can"
+        ) from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(lock, 200, 0).decode().strip()
+            raise UserError(
+                f"the job in {job_dir} has a coordinator already ({holder}): give another "
+                "--job-dir for another job"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+def check_is_new(job_dir: Path) -> None:
+    """UserError if there was a job in this folder; a job file alone was left by options that were
+    refused."""
+    traces = (LOSSES_FILE, "events", "logs", "state", OUTCOME_FILE)
+    if any((job_dir / name).exists() for name in traces):
+        raise UserError(f"{job_dir} already holds a run: give another --job-dir, or none")
+
+
+def goes_on(job_dir: Path) -> bool:
+    """Whether there is a job in this folder that has begun and not ended."""
+    begun = (job_dir / JOB_FILE).exists() and (job_dir / JOURNAL_FILE).exists()
+    return begun and not (job_dir / OUTCOME_FILE).exists()
+
+
+def _open_lock(job_dir: Path) -> int:
+    if job_dir.exists() and not job_dir.is_dir():
+        raise UserError(f"--job-dir {job_dir} is no folder")
+    job_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=job_dir):
+        pass
+    return os.open(job_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

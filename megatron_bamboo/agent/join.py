@@ -1,0 +1,142 @@
+"""``bamboo agent``: be one node of a job that ``bamboo coordinator`` leads, wherever that is.
+
+It learns from the coordinator what to run, and runs it. A machine that was lost joins again as
+another node (``membership/lives.py``). The node itself is a process group of its own, as in
+``bamboo run``; this process waits for its end, and passes on what it is told.
+"""
+
+import argparse
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from megatron_bamboo.agent.agent import AgentSettings, run_agent, spawned_worker
+from megatron_bamboo.agent.door import DEADLINE_SECONDS, Door, NotNeeded
+from megatron_bamboo.agent.invitation import INVITATION_KEY, SPEAKER_KEY, Invitation
+from megatron_bamboo.agent.outcome import Outcome, Status
+from megatron_bamboo.agent.preparing import check_seconds, python
+from megatron_bamboo.agent.process import (
+    ForkedNode,
+    adopted_orphans,
+    blocked_interrupts,
+    fork,
+    handling,
+)
+from megatron_bamboo.errors import UserError
+from megatron_bamboo.membership.address import ADDRESS_FILE
+from megatron_bamboo.membership.secret_file import add_secret_option
+from megatron_bamboo.membership.store_client import StoreClient
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``bamboo agent``."""
+    parser.add_argument(
+        "--join",
+        required=True,
+        metavar="FILE|HOST:PORT",
+        help=f"{ADDRESS_FILE} in the job's folder, which need not be there yet, or where the "
+        "coordinator listens",
+    )
+    parser.add_argument(
+        "--node",
+        metavar="NAME",
+        help="this node's name in the job (default: this machine's, up to the first dot)",
+    )
+    parser.add_argument(
+        "--interface",
+        metavar="NAME",
+        help="the network interface by which workers speak to each other, like eth0 (default: the "
+        "one that leads to the coordinator)",
+    )
+    add_secret_option(parser)
+    parser.add_argument(
+        "--deadline",
+        type=float,
+        default=DEADLINE_SECONDS,
+        metavar="SECONDS",
+        help=f"how long to look for the coordinator ({DEADLINE_SECONDS:g})",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Be a node until its part in the job ends: 0 where it left in good order or the job is over,
+    1 where it was lost, 2 for bad input."""
+    check_seconds("--deadline", args.deadline)
+    name = args.node or socket.gethostname().partition(".")[0]
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name):
+        raise UserError(f"--node {name}: a node's name is of letters, digits, - and _ alone")
+    known = [interface for _, interface in socket.if_nameindex()]
+    if args.interface is not None and args.interface not in known:
+        raise UserError(f"--interface {args.interface}: this machine has {', '.join(known)}")
+    door = Door(args.join, args.secret_file, args.deadline)
+    with handling(signal.SIGINT, signal.default_int_handler):
+        return _enter(door, name, args.interface)
+
+
+def _enter(door: Door, name: str, interface: str | None) -> int:
+    try:
+        with handling(signal.SIGTERM, lambda *_: door.leave()):
+            settings, invitation = _join(door, name, interface)
+    except NotNeeded as reason:
+        print(f"bamboo agent: {reason}")
+        return Status.FINISHED
+    except KeyboardInterrupt:
+        return Status.INTERRUPTED
+    return _be(settings, invitation)
+
+
+def _join(door: Door, name: str, interface: str | None) -> tuple[AgentSettings, Invitation]:
+    """All that a node needs to begin."""
+    secret = door.find()
+    interface = interface or door.interface()
+
+    def read_invitation(client: StoreClient) -> bytes:
+        client.wait([INVITATION_KEY])
+        return client.get(INVITATION_KEY) or b""
+
+    invitation = Invitation.from_json(door.ask(secret, read_invitation))
+    for folder in (invitation.job_dir, invitation.directory):
+        if not Path(folder).is_dir():
+            raise UserError(f"this machine does not see {folder}, which all nodes must see")
+    node = door.free_name(secret, name)
+    speaker = door.ask(secret, lambda c: c.compare_set(SPEAKER_KEY, None, node.encode()))
+    assert speaker is not None
+    spec = invitation.spec(interface, speaker.decode())
+    return AgentSettings.of(spec, secret.node(node, secrets.token_hex(8))), invitation
+
+
+def _be(settings: AgentSettings, invitation: Invitation) -> int:
+    """Run the node, and wait for its end."""
+    os.chdir(invitation.directory)
+    print(f"bamboo agent: joins as {settings.node}; its log is {settings.log}", flush=True)
+    start_worker = spawned_worker(python(invitation.command))
+    with adopted_orphans():
+        with blocked_interrupts():
+            node = ForkedNode(fork(lambda: run_agent(settings, start_worker)))
+        try:
+            with handling(signal.SIGTERM, lambda *_: os.kill(node.pid, signal.SIGTERM)):
+                status = node.await_end()
+        except KeyboardInterrupt:
+            status = Status.INTERRUPTED
+        finally:
+            with blocked_interrupts():
+                node.kill()
+                node.wait()
+    return _say_end(settings, status)
+
+
+def _say_end(settings: AgentSettings, status: int) -> int:
+    if status == Status.INTERRUPTED:
+        print(f"bamboo agent: interrupted; nothing of {settings.node} is left", file=sys.stderr)
+        return status
+    outcome = Outcome.read(settings.job_dir)
+    if status != 0 and outcome is None:
+        print(f"bamboo agent: {settings.node} was lost; see {settings.log}", file=sys.stderr)
+        return Status.FAILED
+    end = "left the job" if outcome is None else f"the job is over, with status {outcome.status:d}"
+    print(f"bamboo agent: {settings.node}: {end}")
+    return Status.FINISHED

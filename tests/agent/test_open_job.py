@@ -1,0 +1,159 @@
+"""``bamboo coordinator`` and ``bamboo agent`` with real processes: who joins, goes and is back."""
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from launching import WAIT_SECONDS, OpenJob, processes_of
+
+from megatron_bamboo.cli import main as bamboo
+from megatron_bamboo.membership.address import ADDRESS_FILE
+from megatron_bamboo.membership.secret_file import SECRET_FILE
+
+pytestmark = pytest.mark.multiprocess
+
+LEASE = ("--lease", "30", "--pause", "0.01")
+"""Nothing here is found by silence, so that a busy machine loses no node."""
+LONG = (*LEASE, "--iters", "100000")
+
+
+def assert_nothing_runs(job: OpenJob) -> None:
+    until = time.monotonic() + WAIT_SECONDS
+    while left := processes_of(job.groups()):
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
+
+
+def test_nodes_come_in_any_order_and_one_more_takes_a_lost_ones_place(open_job: OpenJob) -> None:
+    job = open_job.add("b").start(3, *LONG).add("c", "a", "d10", "d9")
+    job.wait_for_step(2)
+    first = job.events("plan")[0]["pipelines"][0]["stages"]
+    assert len(first) == 3 and first == sorted(first, key=lambda name: (name[0], len(name), name))
+    (victim,) = [node for node in ("a", "b") if node in first][:1]
+    os.killpg(job.agents()[victim], signal.SIGKILL)
+    assert job.end_of(victim) == 1
+    assert f"bamboo agent: {victim} was lost; see " in job.said(victim, "err")
+    (changed,) = job.until(lambda: job.events("changed"))
+    runs = changed["pipelines"][0]["stages"]
+    assert victim not in runs and len(set(runs)) == 3 and not set(runs) <= set(first)
+    # Its machine is there again, under the same name.
+    job.add(victim)
+    job.until(lambda: f"{victim}.2" in job.agents())
+    job.process.send_signal(signal.SIGINT)
+    assert job.process.wait(WAIT_SECONDS) == 130
+    assert all(job.end_of(node) == 0 for node in job.nodes)
+    assert "the job is over, with status 130" in job.said(victim)
+    assert_nothing_runs(job)
+    assert job.add("late").end_of("late") == 0
+    assert "is over, with status 130" in job.said("late")
+
+
+def test_a_node_that_is_told_to_leave_does_so_and_its_end_is_a_good_one(open_job: OpenJob) -> None:
+    job = open_job.start(3, *LEASE, "--iters", "40").add("a", "b", "c", "spare")
+    job.wait_for_step(2)
+    leaver = job.events("plan")[0]["pipelines"][0]["stages"][0]
+    job.nodes[leaver].send_signal(signal.SIGTERM)
+    assert job.end_of(leaver) == 0
+    assert job.said(leaver).endswith(f"{leaver}: left the job\n")
+    assert job.process.wait(WAIT_SECONDS) == 0, job.err
+    assert f"drained {leaver} (SIGTERM)" in job.out
+    assert job.events("loss") == []
+    assert job.iterations() == list(range(1, 41))
+    assert all(job.end_of(node) == 0 for node in job.nodes)
+    assert_nothing_runs(job)
+
+
+def test_interrupting_a_node_leaves_nothing_of_it(open_job: OpenJob) -> None:
+    job = open_job.start(3, *LONG).add("a", "b", "c")
+    job.wait_for_step(1)
+    job.nodes["a"].send_signal(signal.SIGINT)
+    assert job.end_of("a") == 130
+    assert processes_of({job.agents()["a"]}) == []
+    assert job.said("a", "err") == "bamboo agent: interrupted; nothing of a is left\n"
+
+
+def test_a_coordinator_that_is_started_again_goes_on_with_the_job(open_job: OpenJob) -> None:
+    script = (*LEASE, "--iters", "60")
+    job = open_job.start(3, *script).add("a", "b", "c")
+    job.wait_for_step(5)
+    job.process.kill()
+    job.process.wait()
+    first = json.loads((job.job_dir / ADDRESS_FILE).read_text())
+    job.start(3, *script)
+    assert job.process.wait(WAIT_SECONDS) == 0, job.err
+    assert json.loads((job.job_dir / "outcome.json").read_text())["lost"] == []
+    assert "coordinator 2 goes on" in job.out and first["generation"] == 1
+    losses = [json.loads(line)["step"] for line in (job.job_dir / "losses.jsonl").open()]
+    assert losses == list(range(1, 61))
+    joined = [e["node"] for e in job.events("agent_joined")]
+    assert sorted(joined) == ["a", "b", "c"]
+
+
+def test_a_second_coordinator_and_one_with_other_options_are_refused(open_job: OpenJob) -> None:
+    job = open_job.start(3, *LONG)
+    job.until((job.job_dir / ADDRESS_FILE).exists)
+    first, job._process = job.process, None
+    assert job.start(3, *LONG).process.wait(WAIT_SECONDS) == 2
+    assert f"has a coordinator already (process {first.pid} on " in job.err
+    first.kill()
+    first.wait()
+    assert job.start(3, *LONG, "--redundancy", "none").process.wait(WAIT_SECONDS) == 2
+    assert "was begun with other options, and has not ended" in job.err.splitlines()[-1]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    """The line with which a command is refused."""
+    assert bamboo(list(command)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def coordinator(folder: Path, *options: str) -> tuple[str, ...]:
+    script = Path(__file__).with_name("fake_training.py")
+    return ("coordinator", "--job-dir", str(folder), "--nodes", "3", *options, str(script))
+
+
+def test_where_a_coordinator_cannot_listen_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        assert refused(capsys, *coordinator(tmp_path, "--port", port)) == (
+            f"bamboo coordinator: --port {port} on 127.0.0.1 is busy: give another, or none"
+        )
+    for host, why in (
+        ("no-such-name.invalid", "--host no-such-name.invalid does not resolve"),
+        ("0.0.0.0", "--host 0.0.0.0: nobody can reach that"),
+        ("192.0.2.1", "--host 192.0.2.1 --port 0: cannot listen there"),
+    ):
+        assert why in refused(capsys, *coordinator(tmp_path, "--host", host))
+
+
+def test_what_an_agent_cannot_join_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("BAMBOO_SECRET", raising=False)
+    where, soon = str(tmp_path / ADDRESS_FILE), ("--deadline", "0.3")
+    for options, why in (
+        (("--join", where, *soon), f"there is no {where}: was its bamboo coordinator started?"),
+        (("--join", "no-such-name.invalid:9"), "no-such-name.invalid does not resolve"),
+        (("--join", "127.0.0.1:9"), "needs the job's secret: give --secret-file"),
+        (("--join", where, "--node", "a/b"), "--node a/b: a node's name is of letters, digits"),
+        (("--join", where, "--interface", "none0"), "--interface none0: this machine has lo"),
+    ):
+        assert why in refused(capsys, "agent", *options)
+
+
+def test_an_agent_looks_again_where_nobody_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / SECRET_FILE).write_text("5" * 64)
+    (tmp_path / SECRET_FILE).chmod(0o600)
+    address = {"host": "127.0.0.1", "port": 1, "generation": 1, "pid": 1}
+    (tmp_path / ADDRESS_FILE).write_text(json.dumps(address))
+    line = refused(capsys, "agent", "--join", str(tmp_path), "--deadline", "0.3")
+    assert line.startswith("bamboo agent: no coordinator of this job answers (")
