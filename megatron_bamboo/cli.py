@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "coordinator": ("megatron_bamboo.agent.coordinate", "lead a job whose nodes start elsewhere"),
     "agent": ("megatron_bamboo.agent.join", "be one node of such a job"),
     "drain": ("megatron_bamboo.agent.drain", "let a node leave a running job, losing nothing"),
+    "stop": ("megatron_bamboo.agent.stop", "end a running job, at once or after a save"),
     "schedule": ("megatron_bamboo.schedule.command", "show a pipeline schedule or a takeover"),
     "preprocess": ("megatron_bamboo.data.preprocess", "turn JSON lines into .bin and .idx"),
     "plan": ("megatron_bamboo.planner.command", "say what pipelines so many nodes should be"),

@@ -160,14 +160,16 @@ class Worker:
             self._leave()
 
     def _run_steps(self) -> None:
-        start_step = self._start()
-        for step in range(start_step + 1, self._options.training.train_iters + 1):
+        step, is_last = self._start(), False
+        while not is_last:
+            step += 1
             with self._where.at(step, LOOP):
-                self._train_step(step)
+                must_end = self._train_step(step)
+            is_last = must_end or step == self._options.training.train_iters
             with self._where.at(step, SAVE):
-                self._checkpoints.save_if_due(step, self._executor)
-        with self._where.at(self._options.training.train_iters, FINISH):
-            self._finish()
+                self._checkpoints.save_if_due(step, self._executor, is_last)
+        with self._where.at(step, FINISH):
+            self._finish(step)
 
     def _start(self) -> int:
         """Get ready; the number of steps that are done already."""
@@ -185,7 +187,8 @@ class Worker:
         self._first_reported = start_step + 1 + self._assignment.is_standby
         return start_step
 
-    def _train_step(self, step: int) -> None:
+    def _train_step(self, step: int) -> bool:
+        """Run a step; whether the training is to end after it."""
         start = time.monotonic()
         self._executor.forward_backward_func(
             forward_step_func=self._script.forward_step,
@@ -202,6 +205,7 @@ class Worker:
             self._report(step, vector, learning_rate, loss_scale, time.monotonic() - start)
         held = asdict(Resources.now())
         self._events.emit("resources", step=step, pipeline=self._view.number, **held)
+        return self._commit_layout.must_end(vector)
 
     def _report(
         self,
@@ -243,7 +247,7 @@ class Worker:
         self._events.emit("traffic", peers=self._transport.traffic())
         self._watch.close()
 
-    def _finish(self) -> None:
+    def _finish(self, last_step: int) -> None:
         if self._view.sharded or self._options.bamboo.bamboo_verify_replicas:
             self._await_gathers()
         self._reporter.finish()
@@ -259,7 +263,7 @@ class Worker:
                 self._view.number,
                 number,
                 "primary" if is_primary else "replica",
-                self._options.training.train_iters,
+                last_step,
                 self._loss_scale.value,
                 self._named_state(stage),
             )
@@ -357,6 +361,7 @@ class Worker:
             self._layout.global_batch_size,
             self._environment.tensor_rank,
             self._verification,
+            self._where.must_end,
         )
         compute = Compute(
             self._stages,

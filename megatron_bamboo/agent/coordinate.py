@@ -11,7 +11,7 @@ import errno
 import ipaddress
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from megatron_bamboo.agent.preparing import (
     prepare,
 )
 from megatron_bamboo.agent.run_job import run_job
-from megatron_bamboo.agent.screen import interruptible, say_end, screen
+from megatron_bamboo.agent.screen import interruptible, say_end, screen, told_to_end
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.secret_file import check_secret
@@ -83,8 +83,9 @@ def run(args: argparse.Namespace) -> int:
         job_dir = args.job_dir.absolute()
         stack.enter_context(held(job_dir))
         stack.enter_context(interruptible())
+        must_end = stack.enter_context(told_to_end())
         try:
-            return _lead(args, job_dir, host, endpoint)
+            return _lead(args, job_dir, host, endpoint, must_end)
         except KeyboardInterrupt:
             print("bamboo coordinator: interrupted; the nodes end by themselves", file=sys.stderr)
             return Status.INTERRUPTED
@@ -111,7 +112,13 @@ def checked_address(host: str, port: int) -> str:
     return address
 
 
-def _lead(args: argparse.Namespace, job_dir: Path, host: str, endpoint: Endpoint | None) -> int:
+def _lead(
+    args: argparse.Namespace,
+    job_dir: Path,
+    host: str,
+    endpoint: Endpoint | None,
+    must_end: Callable[[], bool],
+) -> int:
     command, limits = command_of(args), deadlines(args, args.join_deadline)
     is_begun = goes_on(job_dir)
     if not is_begun:
@@ -142,7 +149,7 @@ def _lead(args: argparse.Namespace, job_dir: Path, host: str, endpoint: Endpoint
             say(f"metrics: {endpoint.url}")
         what = "goes on" if is_begun else f"waits for {args.nodes} nodes"
         say(f"{what}; they join with: bamboo agent --join {job_dir / ADDRESS_FILE}")
-        outcome = run_job(spec, None, say, advance)
+        outcome = run_job(spec, None, say, advance, must_end)
     say_end("bamboo coordinator", shape, outcome, job_dir)
     return outcome.status
 

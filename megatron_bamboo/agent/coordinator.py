@@ -35,6 +35,7 @@ from megatron_bamboo.membership.decision import (
 )
 from megatron_bamboo.membership.leaving import NOTICED, REMARK
 from megatron_bamboo.membership.raised import all_raised_alike, script_error
+from megatron_bamboo.membership.stopping import STOP_KEY, StopWish
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.events import Emitter
@@ -58,6 +59,10 @@ FAILED_KEY = "failed"
 
 class JobFailed(Exception):
     """The job cannot go on, for a reason other than a stage without a holder."""
+
+
+class JobStopped(JobFailed):
+    """The job was to end, and has."""
 
 
 class NoProgress(JobFailed):
@@ -93,11 +98,13 @@ class Coordinator:
         self._plan = self._first_plan(spec.nodes or tuple(map(str, range(spec.num_nodes))))
         self._headway = Headway(shape, table, self.members, events, reporter)
         self._steps_in_epoch = 0
-        for prefix in ("passed/", "record/", "saved/", "ready/", NOTICED, REMARK, FAILED_KEY):
+        news = ("passed/", "record/", "saved/", "ready/", NOTICED, REMARK, FAILED_KEY, STOP_KEY)
+        for prefix in news:
             table.subscribe(prefix, lambda _, __: self.members.news.set())
 
     async def run(self) -> None:
-        """Lead the job until its training is done; NoHolder or JobFailed where that cannot be."""
+        """Lead the job until its training is done; NoHolder or JobFailed where that cannot be, and
+        JobStopped where it is to end before."""
         try:
             await self._lead()
         except NoHolder as error:
@@ -125,6 +132,8 @@ class Coordinator:
             line = f"lost {node} ({members.lost[node]}) after the last step"
             self._reporter.once(f"late/{node}", line)
         self._check_everything_is_saved()
+        if (wish := self._wish()) is not None and self._headway.step < self._shape.train_iters:
+            raise self._stopped(wish)
         with self._table.together():
             if is_new(self._table, "finished"):
                 pipelines = [asdict(pipeline) for pipeline in self._plan.pipelines]
@@ -201,7 +210,27 @@ class Coordinator:
         if (reason := self._table.get(FAILED_KEY)) is not None:
             raise JobFailed(reason.decode())
         self._check_script()
+        self._check_wish()
         return True
+
+    def _wish(self) -> StopWish | None:
+        """The wish that the job ends, if there is one."""
+        value = self._table.get(STOP_KEY)
+        return None if value is None else StopWish.from_json(value)
+
+    def _check_wish(self) -> None:
+        """JobStopped where the job is to end at once; else let it end when its step is saved."""
+        wish = self._wish()
+        if wish is None:
+            return
+        if not wish.saves or self._table.get("epoch") is None:
+            raise self._stopped(wish)
+        self._reporter.once(STOP_KEY, f"ends after this step ({wish.cause})")
+        self.members.ask_to_end()
+
+    def _stopped(self, wish: StopWish) -> JobStopped:
+        step = f"step {self._headway.step} of {self._shape.train_iters}"
+        return JobStopped(f"stopped after {step} ({wish.cause}); {self.restart_hint()}")
 
     def _fence_at_broken_link(self) -> None:
         """Take a node for lost where two that live do not reach each other.
@@ -264,6 +293,9 @@ class Coordinator:
         stays = self._drainer.say_they_stay
         if self._shape.redundancy == Redundancy.NONE:
             stays(self._plan, "with --bamboo-redundancy none no stage can move")
+            return False
+        if self._wish() is not None:
+            stays(self._plan, "the job ends")
             return False
         # In the last step there is nothing left to protect.
         if self._headway.step + 1 >= self._shape.train_iters:
@@ -330,7 +362,8 @@ class Coordinator:
             self._publish_change(ending, decision)
 
     def _publish_change(self, ending: Ending, decision: StepDecision | None) -> None:
-        last_step = self._shape.train_iters
+        # Who was asked to end may do so after any step: nothing moves in one.
+        last_step = self._shape.train_iters if self._wish() is None else 0
         if ending.leaving:
             plan = drain(self._plan, decision, last_step, ending.leaving, self._balance)
         else:

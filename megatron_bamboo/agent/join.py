@@ -72,6 +72,9 @@ def run(args: argparse.Namespace) -> int:
     known = [interface for _, interface in socket.if_nameindex()]
     if args.interface is not None and args.interface not in known:
         raise UserError(f"--interface {args.interface}: this machine has {', '.join(known)}")
+    # By it Slurm says that time is over soon, to every process where it was told so: it is the
+    # coordinator's to act, and nobody here must end of it.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     door = Door(args.join, args.secret_file, args.deadline)
     with handling(signal.SIGINT, signal.default_int_handler):
         return _enter(door, name, args.interface)

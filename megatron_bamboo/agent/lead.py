@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NoReturn
 
-from megatron_bamboo.agent.coordinator import Coordinator, JobFailed, NoProgress
+from megatron_bamboo.agent.coordinator import Coordinator, JobFailed, JobStopped, NoProgress
 from megatron_bamboo.agent.invitation import INVITATION_KEY
 from megatron_bamboo.agent.job import COORDINATOR, JobShape, JobSpec
 from megatron_bamboo.agent.outcome import OUTCOME_KEY, Outcome, Status
@@ -30,6 +30,7 @@ from megatron_bamboo.membership.journal import (
     LeaderLives,
 )
 from megatron_bamboo.membership.keys import Secret
+from megatron_bamboo.membership.stopping import STOP_KEY, StopWish
 from megatron_bamboo.membership.store_server import StoreServer
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import EventLog
@@ -64,6 +65,7 @@ def lead_job(spec: JobSpec, secret: Secret) -> int:
     """Be a job's coordinator; the status to end with."""
     # Ctrl-C is the launcher's to hear.
     os.setsid()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until it is heard; it is said again
     _redirect_output(spec)
     hooks = Hooks(
         failed=_fail,
@@ -106,6 +108,8 @@ class _Lead:
         members = self._coordinator.members
         spec = self._spec
         server = StoreServer(self._table, self._secret, members, spec.host, spec.port)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, self._wish_to_stop)
         async with server:
             beats = asyncio.create_task(self._beat())
             if spec.invitation:
@@ -117,6 +121,11 @@ class _Lead:
                 outcome.write(self._spec.job_dir)
             members.stop()
             beats.cancel()
+
+    def _wish_to_stop(self) -> None:
+        """The launcher says that the job's time is over."""
+        if self._table.get(STOP_KEY) is None:
+            self._table.set(STOP_KEY, StopWish(True, "its time is over").to_json().encode())
 
     def _say_where(self, server: StoreServer) -> None:
         host, _, port = server.address.rpartition(":")
@@ -143,6 +152,8 @@ class _Lead:
             status = Status.NO_HOLDER
             errors = coordinator.errors_of(error.holders)
             message = "; ".join([str(error), *errors, coordinator.restart_hint()])
+        except JobStopped as error:
+            status, message = Status.STOPPED, str(error)
         except NoProgress as error:
             status, message = Status.NO_PROGRESS, str(error)
         except JobFailed as error:

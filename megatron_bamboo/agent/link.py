@@ -76,6 +76,8 @@ class CoordinatorLink:
         self._is_welcome = False
         self.end = NodeEnd.LOST
         """How this node's part has ended, once it has."""
+        self.must_finish = False
+        """Whether this node's workers are to end after their step."""
         self._word = FIRST_WORD
         self._next_try = time.monotonic()
         self._clock = PatientClock()
@@ -147,6 +149,8 @@ class CoordinatorLink:
                     self._parked = None
                 for fact in self._facts:
                     self._send(fact)
+            case {"op": "finish"}:
+                self.must_finish = True
             case {"op": "heard", "word": str(word)}:
                 self._word = word
             case {"op": "stop", "cause": cause}:

@@ -24,6 +24,8 @@ from megatron_bamboo.membership.waits import Wait
 from megatron_bamboo.membership.workers import workers_of
 from megatron_bamboo.observe.events import Emitter
 
+FINISH = {"op": "finish"}
+"""What an agent is told whose workers are to end after their step."""
 LEAVE = {"op": "leave"}
 """What an agent is told whose node has left the job in good order."""
 
@@ -73,6 +75,7 @@ class Members:
         self.finished = set(self._known("finished/"))
         self.news = asyncio.Event()
         self._is_over = False
+        self._is_ending = False
         self._table.fenced.update(self.lost)
         # An earlier coordinator knew them: they have the time of a lease to come back.
         for node in self._agents.keys() - self.lost.keys() - self.finished - self.drained.keys():
@@ -158,6 +161,13 @@ class Members:
             last = f", last in {place}" if (place := self._places.get(node)) else ""
             self.fence(node, f"nothing was heard of it for {seconds:.1f} s{last}")
 
+    def ask_to_end(self) -> None:
+        """Ask all nodes to end after a step, which their workers agree upon; may be said again."""
+        if not self._is_ending:
+            self._is_ending = True
+            for link in self._links.values():
+                link.send(FINISH)
+
     def stop(self) -> None:
         """End all nodes; how they end counts for nothing any more."""
         self._is_over = True
@@ -179,6 +189,8 @@ class Members:
             self._events.emit("agent_back" if known else "agent_joined", node=node, pid=link.pid)
         self._agents[node] = agent
         self._links[node] = link
+        if self._is_ending:
+            link.send(FINISH)
         if node not in self.finished:
             self._leases.grant(node)
         self.news.set()

@@ -20,6 +20,8 @@ class Status(IntEnum):
     NO_HOLDER = 3
     INJECTION_NOT_REACHED = 4
     NO_PROGRESS = 5
+    STOPPED = 6
+    """Its user, or the end of its time, wanted it."""
     INTERRUPTED = 130
 
 

@@ -36,7 +36,7 @@ from megatron_bamboo.agent.preparing import (
     python,
 )
 from megatron_bamboo.agent.run_job import run_job
-from megatron_bamboo.agent.screen import interruptible, say_end, screen
+from megatron_bamboo.agent.screen import interruptible, say_end, screen, told_to_end
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.secret_file import check_secret
 from megatron_bamboo.rehearsal.fault import LOSSES
@@ -97,7 +97,7 @@ def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
     injections, faults = _checked_injections(args, names)
     limits = deadlines(args)
     job_dir = (args.job_dir or Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")).absolute()
-    with held(job_dir), interruptible():
+    with held(job_dir), interruptible(), told_to_end() as must_end:
         check_is_new(job_dir)
         check_secret(job_dir, args.secret_file)
         try:
@@ -126,7 +126,7 @@ def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
                 if endpoint is not None:
                     endpoint.serve(job_dir)
                     say(f"metrics: {endpoint.url}")
-                outcome = run_job(spec, start_node, say, advance)
+                outcome = run_job(spec, start_node, say, advance, must_end)
         except KeyboardInterrupt:
             print("bamboo run: interrupted; nothing is left running", file=sys.stderr)
             return Status.INTERRUPTED

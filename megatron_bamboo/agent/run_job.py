@@ -34,6 +34,7 @@ def run_job(
     start_node: StartNode | None,
     say: Callable[[str], None],
     advance: Callable[[int], None] = lambda _: None,
+    must_end: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Run a prepared job to its end; call it from a thread that lives until then.
 
@@ -44,6 +45,7 @@ def run_job(
         start_node: starts a node on this machine; None where all are started elsewhere.
         say: takes the job's lines.
         advance: takes the number of each step that passed.
+        must_end: whether the job is to save and end; asked several times a second.
     """
     respawns = spec.respawn_seconds is not None
     check_victims(spec.injections, (*spec.nodes, *spec.standbys), respawns)
@@ -60,7 +62,7 @@ def run_job(
     (spec.job_dir / "logs").mkdir(exist_ok=True)
     teller = Teller(spec.job_dir, say, advance)
     nodes = _nodes(spec, secret, start_node)
-    supervisor = Supervisor(spec, secret, teller, nodes)
+    supervisor = Supervisor(spec, secret, teller, nodes, must_end)
     outcome = Outcome(Status.FAILED, "its launcher failed")
     with adopted_orphans():
         try:

@@ -32,6 +32,15 @@ def interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def told_to_end() -> Iterator[Callable[[], bool]]:
+    """Gives a function that says whether there was a SIGUSR1: by it Slurm says that a job's time
+    will be over soon."""
+    told: list[int] = []
+    with handling(signal.SIGUSR1, lambda number, _: told.append(number)):
+        yield lambda: bool(told)
+
+
+@contextlib.contextmanager
 def screen(start_step: int, train_iters: int) -> Iterator[tuple[Say, Advance]]:
     """Where lines and progress go: below the lines a bar, if this is a terminal."""
     console = Console()

@@ -12,6 +12,7 @@ import signal
 import sqlite3
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from megatron_bamboo.agent.job import JobSpec
@@ -41,13 +42,22 @@ class Supervisor:
 
     Args:
         nodes: those of this machine are started again after their loss, if that is asked for.
+        must_end: whether the job is to save and end; asked several times a second.
     """
 
-    def __init__(self, spec: JobSpec, secret: Secret, teller: Teller, nodes: Nodes) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        secret: Secret,
+        teller: Teller,
+        nodes: Nodes,
+        must_end: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._spec = spec
         self._secret = secret
         self._teller = teller
         self._nodes = nodes
+        self._must_end = must_end
         self._reader = _open_journal(spec.job_dir)
         self._running: dict[int, int] = {}  # by process id a descriptor that shows its end
         self._given_up: set[int] = set()
@@ -80,6 +90,7 @@ class Supervisor:
             leader = self._look()
             if (failure := self._care(leader)) is not None:
                 return failure
+            self._ask_to_end(leader)
             self._nodes.respawn()
             if self._nodes.failure is not None:
                 logs = self._spec.job_dir / "logs"
@@ -116,6 +127,11 @@ class Supervisor:
         if is_overdue or (not is_there and self._now() >= self._next_start):
             self._start()
         return None
+
+    def _ask_to_end(self, leader: Leader | None) -> None:
+        """Pass on that the job is to end; often, for who leads may be another one by now."""
+        if self._must_end() and leader is not None and leader.pid in self._running:
+            os.kill(leader.pid, signal.SIGUSR1)
 
     def _start(self) -> None:
         with blocked_interrupts():

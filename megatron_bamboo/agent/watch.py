@@ -73,6 +73,9 @@ class NodeWatch:
         """
         while not self._link.is_over():
             self._look_for_hangs()
+            if self._link.must_finish:
+                for worker in self._running.values():
+                    worker.page.ask_to_end()
             for fact in self._notices.take():
                 self._events.emit("notices", **fact)
                 self._link.report(fact)

@@ -46,7 +46,6 @@ class Checkpoints:
         events: EventLog,
     ) -> None:
         self._options = options.checkpoint
-        self._last_step = options.training.train_iters
         self._args = args
         self._environment = environment
         self._stages = stages
@@ -94,8 +93,8 @@ class Checkpoints:
             self._events.emit("loaded", step=step, folder=str(folder))
         return step
 
-    def save_if_due(self, step: int, follower: Follower) -> None:
-        """Save after a step if it is time to.
+    def save_if_due(self, step: int, follower: Follower, is_last: bool) -> None:
+        """Save after a step if it is time to; after the last one, whichever that is, it is.
 
         A checkpoint that cannot be written stops no training, since none is needed but to start
         again: the next one may work. After the last step there is no next one.
@@ -103,19 +102,17 @@ class Checkpoints:
         Raises:
             TrainingError: the state after the last step could not be saved.
         """
-        if self._saver is None or not self._is_due(step):
+        interval = self._options.save_interval
+        is_due = is_last or (interval is not None and step % interval == 0)
+        if self._saver is None or not is_due:
             return
         saved = self._saver.save(step, follower)
         self._log(saved)
-        if saved.failure is not None and step == self._last_step:
+        if saved.failure is not None and is_last:
             raise TrainingError(
                 f"the training is done, but step {step} was not saved to {saved.folder}: "
                 f"{saved.failure}"
             )
-
-    def _is_due(self, step: int) -> bool:
-        interval = self._options.save_interval
-        return step == self._last_step or (interval is not None and step % interval == 0)
 
     def _state_of(self, step: int, stages: Sequence[int], shares: Sequence[int]) -> dict[str, Any]:
         loss_scale = self._loss_scale.state().tolist()

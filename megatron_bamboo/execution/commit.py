@@ -3,6 +3,7 @@
 One slot for each unit's sum of squares and one for each microbatch's loss. Each slot is filled by
 exactly one worker and is zero elsewhere, so that the sum over all workers is exact, and everyone
 adds the slots in the same order: the gradient norm and the loss do not depend on who holds what.
+One slot more counts the workers that were asked to end: all end after that step, or nobody.
 In a step in which copies of the state are compared, each copy's digest has a slot after these: so
 all know what differs, or nobody, as with all that a commit says.
 """
@@ -26,12 +27,18 @@ class CommitLayout:
     @property
     def size(self) -> int:
         """Number of slots."""
-        return len(self.units) + self.num_microbatches
+        return len(self.units) + self.num_microbatches + 1
 
-    def fill(self, squared_norms: Mapping[str, float], losses: Mapping[int, float]) -> list[float]:
-        """One worker's contribution: the units that are its to give, and the losses, which are by
-        global microbatch."""
+    def fill(
+        self,
+        squared_norms: Mapping[str, float],
+        losses: Mapping[int, float],
+        must_end: bool = False,
+    ) -> list[float]:
+        """One worker's contribution: the units that are its to give, the losses, which are by
+        global microbatch, and whether it was asked to end after this step."""
         slots = [0.0] * self.size
+        slots[-1] = float(must_end)
         for unit, value in squared_norms.items():
             slots[self.units.index(unit)] = value
         for microbatch, value in losses.items():
@@ -44,8 +51,12 @@ class CommitLayout:
 
     def loss(self, vector: Sequence[float]) -> float:
         """The mean over the step's microbatches."""
-        losses = vector[len(self.units) : self.size]
+        losses = vector[len(self.units) : self.size - 1]
         return _ordered_sum(losses) / len(losses)
+
+    def must_end(self, vector: Sequence[float]) -> bool:
+        """Whether the training ends after this step, since some worker was asked to."""
+        return vector[self.size - 1] > 0
 
 
 @dataclass(frozen=True, slots=True)

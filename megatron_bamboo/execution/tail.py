@@ -53,6 +53,7 @@ class Tail:
         batch_size: int,
         tensor_rank: int,
         verification: Verification,
+        must_end: Callable[[], bool] = lambda: False,
     ) -> None:
         self._node = node
         self._pipeline = pipeline
@@ -66,6 +67,7 @@ class Tail:
         self._batch_size = batch_size
         self._tensor_rank = tensor_rank
         self._verification = verification
+        self._must_end = must_end
 
     def reduce(self, stage_number: int, arrangement: Arrangement, state: StepState) -> None:
         """Sum a stage's gradients, unit by unit over its primaries, out of place.
@@ -227,7 +229,8 @@ class Tail:
                 }
         has_losses = len(pipeline.stages) - 1 in own and self._tensor_rank == 0
         losses = state.losses if has_losses else {}
-        return self._layout.fill(norms, {numbers[m]: loss for m, loss in losses.items()})
+        numbered = {numbers[m]: loss for m, loss in losses.items()}
+        return self._layout.fill(norms, numbered, self._must_end())
 
     def _send_once(self, peer: str, message: Message, tensor: Tensor, state: StepState) -> None:
         if (message, peer) not in state.sent:

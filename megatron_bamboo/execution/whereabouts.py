@@ -87,6 +87,10 @@ class Whereabouts:
             self._note(kind, self._now() - began, is_wait)
         self._go(*before)
 
+    def must_end(self) -> bool:
+        """Whether this worker's agent has asked it to end after its step."""
+        return self._page is not None and self._page.must_end
+
     def done(self) -> None:
         """The training is over: whatever keeps this process from ending is no hang."""
         self._go(Place(self.place.step, DONE), self._limits.other_seconds, None)

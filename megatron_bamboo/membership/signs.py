@@ -1,5 +1,7 @@
 """Signs of life: a page of memory in which a worker says where it is, and its agent reads it.
 
+One byte goes the other way: by it the agent asks the worker to end after its step.
+
 The agent makes the page, so that it can be read whatever becomes of the worker: one that is
 stopped, or whose every thread is blocked, says nothing more, and that is a sign too. Writing costs
 microseconds, once before and once after each action. A thread beats beside the main thread.
@@ -22,6 +24,7 @@ _PAGE_BYTES = 1 << 20
 _BEAT = struct.Struct("=Q")
 _HEAD = struct.Struct("=II")  # checksum and length of the text behind it
 _TEXT = _BEAT.size + _HEAD.size
+_END = _PAGE_BYTES - 1  # what the agent says: whether the training is to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +83,18 @@ class SignPage:
         values = {"number": self._number, "place": asdict(place), "limit_seconds": limit_seconds}
         values["waiting"] = None if waiting is None else asdict(waiting)
         text = json.dumps(values).encode()
-        assert _TEXT + len(text) <= _PAGE_BYTES, f"{place} is too long to be shown"
+        assert _TEXT + len(text) <= _END, f"{place} is too long to be shown"
         self._page[_TEXT : _TEXT + len(text)] = text
         self._page[_BEAT.size : _TEXT] = _HEAD.pack(zlib.crc32(text), len(text))
+
+    def ask_to_end(self) -> None:
+        """Ask the worker to end after its step; the agent's to do."""
+        self._page[_END] = 1
+
+    @property
+    def must_end(self) -> bool:
+        """Whether the agent has asked."""
+        return self._page[_END] == 1
 
     def read(self) -> Signs | None:
         """What is shown now; None where nothing is yet, or in the moment of a change."""

@@ -4,6 +4,7 @@ Not a test itself: the tests of the launcher run it as their script.
 """
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.membership.decision import Record, StepReport
 from megatron_bamboo.membership.place import Place
 from megatron_bamboo.membership.raised import Raised, tell_raised
+from megatron_bamboo.membership.signs import SignPage
 from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.planner.arrangement import equal_pipelines
@@ -34,6 +36,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--lease", type=float, default=5.0)
     parser.add_argument("--group-timeout", type=float, default=600.0)
     parser.add_argument("--pause", type=float, default=0.002)
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE")
     parser.add_argument("--prepare", choices=["well", "refuse", "raise", "silent", "sleep"])
     parser.add_argument("--misbehave", action="append", default=[], metavar="NODE:HOW")
     return parser.parse_args(arguments)
@@ -56,11 +59,19 @@ def prepare(options: argparse.Namespace) -> int:
         options.redundancy,
         options.iters,
         16,
+        start_step=start_step(options),
+        loaded_from=str(options.checkpoint) if start_step(options) else None,
         lease_seconds=options.lease,
         group_timeout_seconds=options.group_timeout,
     )
     shape.write(Path(os.environ["BAMBOO_JOB_DIR"]))
     return 0
+
+
+def start_step(options: argparse.Namespace) -> int:
+    """The step that the checkpoint holds; 0 where there is none."""
+    file = options.checkpoint
+    return int(file.read_text()) if file is not None and file.exists() else 0
 
 
 class EpochEnded(Exception):
@@ -84,7 +95,9 @@ class Worker:
         self.events = EventLog(Path(os.environ["BAMBOO_JOB_DIR"]) / "events", self.node)
         inject = os.environ["BAMBOO_INJECT"]
         self.fault = Fault.parse(inject) if inject else None
+        self.signs = SignPage.open(self.environment.signs)
         self.step, self.entered, self.passed = 1, False, False
+        self.must_end = False
         if "start-children" in self.ways:
             self.start_children()
 
@@ -107,7 +120,7 @@ class Worker:
         self.load_plan(0)
         if self.node in self.plan.nodes:
             self.store.set(f"ready/{self.node}", b"1")
-            return 1
+            return self.environment.start_step + 1
         self.store.wait([f"called/{self.node}"])
         self.store.set(f"ready/{self.node}", b"1")
         self.store.wait([f"joined/{self.node}"])
@@ -116,7 +129,7 @@ class Worker:
         return self.plan.change.step
 
     def run_steps(self, step: int) -> None:
-        while step <= self.options.iters:
+        while step <= self.options.iters and not self.must_end:
             try:
                 self.compute(step)
                 self.commit(step)
@@ -127,12 +140,25 @@ class Worker:
                 self.report(step)
                 self.make_change(step)
                 step += 1
+        self.save(step - 1)
         if "die-at-end" in self.ways:
             self.store.wait([f"done/{node}" for node in self.plan.nodes if node != self.node])
             self.die(step=step - 1, action="0.0F0")
         self.store.set(f"done/{self.node}", b"1")
         if "linger" in self.ways:
             time.sleep(60)
+
+    def save(self, step: int) -> None:
+        """The last step, whichever that is; a number is all there is to it."""
+        file = self.options.checkpoint
+        if file is None:
+            return
+        beside = file.with_name(f"{file.name}.{self.node}")
+        beside.write_text(str(step))
+        beside.rename(file)
+        saved = {"step": step, "epoch": self.epoch, "folder": str(file), "seconds": 0.0}
+        value = json.dumps({**saved, "failure": None}).encode()
+        self.store.compare_set(f"saved/{step}", None, value)
 
     def make_change(self, step: int) -> None:
         change = self.plan.change
@@ -187,7 +213,8 @@ class Worker:
 
     def commit(self, step: int) -> None:
         self.step, self.entered, self.passed = step, True, False
-        self.store.set(f"commit/{self.epoch}/{step}/{self.node}", b"1")
+        value = b"end" if self.signs.must_end else b"1"
+        self.store.set(f"commit/{self.epoch}/{step}/{self.node}", value)
         keys = [f"commit/{self.epoch}/{step}/{node}" for node in self.plan.nodes]
         while True:
             try:
@@ -195,6 +222,7 @@ class Worker:
                 break
             except StoreTimeout:
                 self.look_for_ending()
+        self.must_end = b"end" in map(self.store.get, keys)
         self.passed = True
 
     def report(self, step: int) -> None:
@@ -211,7 +239,7 @@ class Worker:
         self.store.compare_set(f"passed/{step}", None, report.to_json().encode())
 
     def vector(self, step: int) -> tuple[str, ...]:
-        return (float(step).hex(),)
+        return (float(step).hex(), float(self.must_end).hex())
 
     def change_epoch(self, step: int) -> None:
         if "silent" in self.ways:
@@ -234,6 +262,8 @@ class Worker:
         decision = self.plan.decision
         assert decision is not None
         if decision.applied and decision.step == self.step:
+            assert decision.vector is not None
+            self.must_end = float.fromhex(decision.vector[1]) > 0
             assert decision.vector == self.vector(self.step)
             self.passed = True
         elif self.entered and not self.passed:

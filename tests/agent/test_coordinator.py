@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from megatron_bamboo.agent import headway
-from megatron_bamboo.agent.coordinator import Coordinator, JobFailed
+from megatron_bamboo.agent.coordinator import Coordinator, JobFailed, JobStopped
 from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec
 from megatron_bamboo.agent.long_waits import LongWaits
+from megatron_bamboo.agent.members import FINISH
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.agent.telling import Announcer
 from megatron_bamboo.membership.decision import FENCED_VALUE, Record, StepReport
 from megatron_bamboo.membership.leaving import Notice
+from megatron_bamboo.membership.stopping import STOP_KEY, StopWish
 from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Change, Nowhere, Said, Table
 from megatron_bamboo.membership.waits import Sent, Wait, Waiting
@@ -166,6 +168,51 @@ def test_a_change_of_epoch_from_hello_to_done(lead: Lead) -> None:
     said = lead(story).said
     assert sum("iteration        1/" in line for line in said) == 1
     assert sum("lost node2 (its connection closed); epoch 1" in line for line in said) == 1
+
+
+def ask_to_stop(cluster: Cluster, saves: bool) -> None:
+    cluster.table.set(STOP_KEY, StopWish(saves, "a test").to_json().encode())
+
+
+def test_a_job_that_is_to_save_and_end_asks_its_nodes_and_moves_nothing_more(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.join(*NODES)
+        await cluster.plan(0)
+        cluster.confirm(1, 0)
+        cluster.lose("node2")
+        await cluster.table.wait(["ending/0"], 5)
+        ask_to_stop(cluster, saves=True)
+        for node in ("node0", "node1", "node3"):
+            cluster.record(0, node, 2, True, False)
+        await cluster.plan(1)
+        for node in ("node0", "node1", "node3"):
+            told = cluster.links[node].writer.told  # type: ignore[attr-defined]
+            assert json.loads(told[-1]) == FINISH
+        for step in (2, 3):
+            cluster.confirm(step, 1)
+            await cluster.until(lambda step=step: cluster.said_iterations() == step)
+        assert cluster.table.get("ending/1") is None, "stages were given new shadows"
+        saved = {"step": 3, "epoch": 1, "folder": "/saves", "seconds": 0.1, "failure": None}
+        cluster.table.set("saved/3", json.dumps(saved).encode())
+        cluster.finish("node0", "node1", "node3")
+
+    with pytest.raises(JobStopped) as stopped:
+        lead(story)
+    assert str(stopped.value) == (
+        "stopped after step 3 of 9 (a test); start it again with --load /saves, which holds step 3"
+    )
+
+
+@pytest.mark.parametrize(("saves", "has_begun"), [(False, True), (True, False)])
+def test_a_job_that_has_nothing_to_save_first_ends_at_once(
+    lead: Lead, saves: bool, has_begun: bool
+) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.join(*(NODES if has_begun else NODES[:3]))
+        ask_to_stop(cluster, saves)
+
+    with pytest.raises(JobStopped, match=r"stopped after step 0 of 9 \(a test\)"):
+        lead(story)
 
 
 def test_at_a_broken_link_one_node_is_given_up(lead: Lead) -> None:

@@ -2,13 +2,16 @@
 
 import json
 import os
+import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from launching import WAIT_SECONDS, OpenJob, processes_of
+from launching import WAIT_SECONDS, Launch, OpenJob, processes_of
 
 from megatron_bamboo.cli import main as bamboo
 from megatron_bamboo.membership.address import ADDRESS_FILE
@@ -103,6 +106,53 @@ def test_a_second_coordinator_and_one_with_other_options_are_refused(open_job: O
     first.wait()
     assert job.start(3, *LONG, "--redundancy", "none").process.wait(WAIT_SECONDS) == 2
     assert "was begun with other options, and has not ended" in job.err.splitlines()[-1]
+
+
+def test_at_the_end_of_its_time_a_job_saves_and_the_next_one_goes_on(
+    open_job: OpenJob, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    script = ("--checkpoint", str(checkpoint))
+    job = open_job.start(3, *LONG, *script).add("a", "b", "c", "spare")
+    job.wait_for_step(2)
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.process.wait(WAIT_SECONDS) == 6, job.err
+    last = job.iterations()[-1]
+    assert checkpoint.read_text() == str(last)
+    assert job.iterations() == list(range(1, last + 1))
+    assert job.err == (
+        f"bamboo coordinator: stopped after step {last} of 100000 (its time is over); start it "
+        f"again with --load {checkpoint}, which holds step {last}\n"
+    )
+    assert all(job.end_of(node) == 0 for node in job.nodes)
+    assert_nothing_runs(job)
+    job.job_dir = tmp_path / "next"
+    job.start(3, *LEASE, "--iters", str(last + 3), *script).add("a", "b", "c")
+    assert job.process.wait(WAIT_SECONDS) == 0, job.err
+    assert job.iterations() == list(range(1, last + 4))
+
+
+def stopped(job: Launch, *options: str) -> str:
+    """What ``bamboo stop`` says of a running job, which has ended then."""
+    command = [sys.executable, "-m", "megatron_bamboo", "stop", *options, str(job.job_dir)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("options", [(), ("--save",)], ids=["at once", "saved"])
+def test_a_job_of_this_machine_is_stopped(launch: Launch, options: tuple[str, ...]) -> None:
+    launch.start(3, *LONG).wait_for_step(2)
+    said = stopped(launch, *options)
+    launch.wait(6)
+    assert re.fullmatch(
+        r"stopped after step \d+ of 100000 \(bamboo stop\); it has no checkpoint\n", said
+    )
+    assert launch.err == f"bamboo run: {said}"
+
+
+def test_what_cannot_be_stopped_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "no job runs there" in refused(capsys, "stop", str(tmp_path))
 
 
 def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:

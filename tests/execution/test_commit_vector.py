@@ -25,9 +25,17 @@ def added(contributions: list[list[float]]) -> list[float]:
 def test_every_unit_and_every_loss_has_a_slot_of_its_own() -> None:
     filled = [LAYOUT.fill({unit: 1.0}, {}) for unit in UNITS]
     filled += [LAYOUT.fill({}, {number: 1.0}) for number in range(6)]
-    assert LAYOUT.size == len(filled) == 9
-    assert [slots.index(1.0) for slots in filled] == list(range(9))
-    assert all(sum(slots) == 1.0 and len(slots) == 9 for slots in filled)
+    filled.append(LAYOUT.fill({}, {}, must_end=True))
+    assert LAYOUT.size == len(filled) == 10
+    assert [slots.index(1.0) for slots in filled] == list(range(10))
+    assert all(sum(slots) == 1.0 and len(slots) == 10 for slots in filled)
+
+
+def test_all_end_where_one_was_asked_to() -> None:
+    asked, others = LAYOUT.fill({}, {0: 4.0}, must_end=True), LAYOUT.fill({}, {1: 8.0})
+    assert LAYOUT.must_end(added([asked, asked, others]))
+    assert not LAYOUT.must_end(added([others, others]))
+    assert LAYOUT.loss(added([asked, others])) == 2.0
 
 
 def test_a_unit_of_another_model_is_refused() -> None:

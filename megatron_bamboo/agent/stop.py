@@ -1,0 +1,70 @@
+"""``bamboo stop``: end a running job, at once or after a save."""
+
+import argparse
+import time
+from pathlib import Path
+
+from megatron_bamboo.agent.drain import ANSWER_SECONDS, LOOK_SECONDS, WAIT_SECONDS, running_job
+from megatron_bamboo.agent.outcome import Outcome
+from megatron_bamboo.errors import UserError
+from megatron_bamboo.membership.address import ADDRESS_FILE
+from megatron_bamboo.membership.secret_file import add_secret_option, find_secret
+from megatron_bamboo.membership.stopping import STOP_KEY, StopWish
+from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
+
+CAUSE = "bamboo stop"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``bamboo stop``."""
+    parser.add_argument(
+        "job_dir",
+        nargs="?",
+        type=Path,
+        metavar="JOB_DIR",
+        help="the job's folder (default: the running one in runs/)",
+    )
+    add_secret_option(parser)
+    parser.add_argument(
+        "--save",
+        action="store_true",
+        help="complete the step under way and save it first, where the script has --save",
+    )
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=WAIT_SECONDS,
+        metavar="SECONDS",
+        help=f"how long to wait until it has ended; 0: not at all ({WAIT_SECONDS:g})",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask for it and wait until it is done; 0 when the job has ended, however."""
+    job_dir = running_job(args.job_dir)
+    tool = find_secret(job_dir, args.secret_file).tool()
+    client = StoreClient(str((job_dir / ADDRESS_FILE).absolute()), ANSWER_SECONDS, tool)
+    try:
+        client.set(STOP_KEY, StopWish(args.save, CAUSE).to_json().encode())
+    except StoreTimeout as error:
+        raise UserError(f"the job in {job_dir} does not answer: is it over? ({error})") from error
+    finally:
+        client.close()
+    if args.wait <= 0:
+        print("the job knows that it is to end")
+        return 0
+    print(_await_outcome(job_dir, args.wait))
+    return 0
+
+
+def _await_outcome(job_dir: Path, seconds: float) -> str:
+    """Wait for the job's end; what is said of it."""
+    until = time.monotonic() + seconds
+    while (outcome := Outcome.read(job_dir)) is None:
+        if time.monotonic() > until:
+            raise UserError(
+                f"the job in {job_dir} has not ended within {seconds:g} s; it will when it can: "
+                "see its lines"
+            )
+        time.sleep(LOOK_SECONDS)
+    return outcome.message or f"the job is over, with status {outcome.status:d}"
