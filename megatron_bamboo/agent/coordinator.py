@@ -47,8 +47,11 @@ from megatron_bamboo.schedule.redundancy import Redundancy
 
 # A pair that no loss has touched outlives its epoch, and may be formed only when it is first used.
 # The second step that passes in an epoch ran in it from beginning to end, so it used every group:
-# from then on nobody needs the rendezvous keys of older epochs.
+# from then on nobody needs the rendezvous keys of older epochs, nor what was said at their ends.
 STEPS_TO_FORM_GROUPS = 2
+
+EPOCH_KEYS = ("group/", "progress/", "record/")
+"""Before the number of an epoch: what workers write for each other in it."""
 
 LOOK_SECONDS = 0.25
 """How often the nodes' leases are looked at."""
@@ -266,7 +269,7 @@ class Coordinator:
             self._steps_in_epoch += report.epoch == self._plan.epoch
             self._note_change(report)
             if self._steps_in_epoch == STEPS_TO_FORM_GROUPS:
-                self._forget_older_groups()
+                self._forget_older_epochs()
 
     def _note_change(self, report: StepReport) -> None:
         """A planned change is made when its step has passed."""
@@ -284,9 +287,12 @@ class Coordinator:
                 self._events.emit("changed", epoch=plan.epoch, step=step, pipelines=pipelines)
                 self._reporter.changed(plan, step)
 
-    def _forget_older_groups(self) -> None:
-        for epoch in range(self._plan.epoch):
-            self._table.delete_prefix(f"group/{epoch}/")
+    def _forget_older_epochs(self) -> None:
+        with self._table.together():
+            for prefix in EPOCH_KEYS:
+                for key in self._table.items(prefix):
+                    if int(key.removeprefix(prefix).partition("/")[0]) < self._plan.epoch:
+                        self._table.delete(key)
 
     def _can_change(self) -> bool:
         """Whether a change can be planned now."""
@@ -398,15 +404,16 @@ class Coordinator:
             worker: began + self._record_seconds(worker)
             for worker in members.workers_of(*survivors)
         }
-        while awaited := [
-            until[worker]
-            for worker in until
-            if self._table.get(_record_key(epoch, worker)) is None
-            and until[worker] > time.monotonic()
-            and node_of(worker) not in members.lost
-            and not members.is_worker_done(worker)
-        ]:
-            await self._hear(min(awaited))
+        # One after the other, whoever answers first: to look at all with each record that comes
+        # would take the square of the number of nodes.
+        for worker, seconds in until.items():
+            while (
+                self._table.get(_record_key(epoch, worker)) is None
+                and seconds > time.monotonic()
+                and node_of(worker) not in members.lost
+                and not members.is_worker_done(worker)
+            ):
+                await self._hear(seconds)
         return {
             worker: self._fill_record(epoch, worker)
             for worker in until

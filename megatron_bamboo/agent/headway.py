@@ -76,8 +76,10 @@ class Headway:
 
     def _say_returned(self) -> None:
         """Where a lost node is there again its user may want to know its process group."""
+        if not (returned := self._members.returned()):
+            return
         groups = self._members.groups()
-        for node in self._members.returned():
+        for node in returned:
             line = f"{last_life(node)} is back as {node}, with process group {groups[node]}"
             self._reporter.once(f"returned/{node}", line)
 

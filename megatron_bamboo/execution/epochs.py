@@ -190,18 +190,16 @@ class EpochWatch:
 
     def _follow_one(self) -> None:
         epoch = self._newest.epoch
-        try:
-            self._client.wait([f"ending/{epoch}"], timeout_seconds=_POLL_SECONDS)
-        except StoreTimeout:
+        announced = self._client.wait_change(f"ending/{epoch}", None, _POLL_SECONDS)
+        if announced is None:
             return
         self.ended_at = time.monotonic()
-        announced = self._client.get(f"ending/{epoch}")
-        assert announced is not None
         lost = workers_of(json.loads(announced)["lost"], self._tensor_size)
         self._leave(epoch, lost)
-        self._client.wait([f"plan/{epoch + 1}"], timeout_seconds=self._client.deadline_seconds)
-        published = self._client.get(f"plan/{epoch + 1}")
-        assert published is not None
+        published = self._client.wait_change(f"plan/{epoch + 1}", None)
+        if published is None:
+            seconds = self._client.deadline_seconds
+            raise StoreTimeout(f"plan/{epoch + 1} was not published within {seconds:g} s")
         plan = self._handlers.read_plan(published)
         if self._worker in plan.lost:
             self._exit(FENCED_STATUS, f"this node was declared lost in epoch {plan.epoch}")

@@ -259,7 +259,9 @@ def test_only_a_confirmation_of_the_ended_epoch_counts(lead: Lead, confirmed_in:
     lead(story)
 
 
-def test_rendezvous_keys_are_kept_until_all_groups_must_have_formed(lead: Lead) -> None:
+def test_keys_of_older_epochs_are_kept_until_nobody_can_need_them(lead: Lead) -> None:
+    """Else a job that loses nodes now and then would grow without end."""
+
     async def story(cluster: Cluster) -> None:
         cluster.join(*NODES)
         for epoch, victim, left in ((0, "node2", "node0 node1 node3"), (1, "node0", "node1 node3")):
@@ -268,16 +270,55 @@ def test_rendezvous_keys_are_kept_until_all_groups_must_have_formed(lead: Lead) 
             cluster.lose(victim)
             await cluster.table.wait([f"ending/{epoch}"], 5)
             for node in left.split():
+                cluster.table.set(f"progress/{epoch}/{node}", b"what it has done")
                 cluster.record(epoch, node, 1, False, False)
         await cluster.plan(2)
         cluster.table.set("group/2/all/0", b"address")
-        for step, left in ((1, 3), (2, 1)):
+        for step, groups, others in ((1, 3, 5), (2, 1, 0)):
             cluster.confirm(step, 2)
             await cluster.until(lambda step=step: cluster.said_iterations() == step)
-            assert cluster.table.count("group/") == left
+            assert cluster.table.count("group/") == groups
+            assert cluster.table.count("progress/") == cluster.table.count("record/") == others
         cluster.finish("node1", "node3")
 
     lead(story)
+
+
+class CountingTable(Table):
+    """Counts how often a record is looked for."""
+
+    number = 0
+
+    def get(self, key: str) -> bytes | None:
+        self.number += key.startswith("record/")
+        return super().get(key)
+
+
+def test_each_record_is_looked_for_a_few_times_however_many_come_one_by_one(tmp_path: Path) -> None:
+    nodes = tuple(f"node{number}" for number in range(100))
+    shape = JobShape(equal_pipelines(10, 10, 2), "lazy", train_iters=9, global_batch_size=20)
+    table = CountingTable()
+    reporter, events = Reporter(table, shape), Announcer(table, "coordinator")
+    coordinator = Coordinator(JobSpec(nodes, shape, tmp_path), table, events, reporter)
+
+    async def story() -> None:
+        leading = asyncio.create_task(coordinator.run())
+        links = {node: AgentLink(node, 100, Writer()) for node in nodes}  # type: ignore[arg-type]
+        for node in nodes:
+            coordinator.members.joined(links[node])
+            table.set(f"ready/{node}", b"1")
+        assert await table.wait(["plan/0"], 5) == ()
+        coordinator.members.closed(links["node3"])
+        assert await table.wait(["ending/0"], 5) == ()
+        for node in nodes:
+            if node != "node3":
+                table.set(f"record/0/{node}", Record(node, 1, False, False).to_json().encode())
+                await asyncio.sleep(0)
+        assert await table.wait(["plan/1"], 5) == ()
+        leading.cancel()
+
+    asyncio.run(story())
+    assert table.number <= 10 * len(nodes)
 
 
 def test_old_reports_are_forgotten(lead: Lead, monkeypatch: pytest.MonkeyPatch) -> None:
