@@ -34,6 +34,7 @@ from megatron_bamboo.agent.screen import interruptible, say_end, screen, told_to
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.secret_file import check_secret
+from megatron_bamboo.membership.stores import begin_store, check_store
 from megatron_bamboo.watching.endpoint import Endpoint
 
 INVITATION_FILE = "invitation.json"
@@ -124,7 +125,10 @@ def _lead(
     if not is_begun:
         check_is_new(job_dir)
     check_secret(job_dir, args.secret_file)
-    if not is_begun:
+    if is_begun:
+        check_store(job_dir, args.store)
+    else:
+        begin_store(job_dir, args.store)
         status = prepare(command, args.nodes, args.workers_per_node, job_dir)
         if status != 0:
             return status

@@ -12,7 +12,7 @@ from megatron_bamboo.agent.job import JOB_FILE
 from megatron_bamboo.agent.outcome import OUTCOME_FILE
 from megatron_bamboo.agent.telling import LOSSES_FILE
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.membership.journal import JOURNAL_FILE
+from megatron_bamboo.membership.stores import has_begun
 
 LOCK_FILE = "lock"
 
@@ -58,9 +58,13 @@ def check_is_new(job_dir: Path) -> None:
 
 
 def goes_on(job_dir: Path) -> bool:
-    """Whether there is a job in this folder that has begun and not ended."""
-    begun = (job_dir / JOB_FILE).exists() and (job_dir / JOURNAL_FILE).exists()
-    return begun and not (job_dir / OUTCOME_FILE).exists()
+    """Whether there is a job in this folder that has begun and not ended.
+
+    Raises:
+        UserError: its store does not say.
+    """
+    is_prepared = (job_dir / JOB_FILE).exists() and not (job_dir / OUTCOME_FILE).exists()
+    return is_prepared and has_begun(job_dir)
 
 
 def _open_lock(job_dir: Path) -> int:

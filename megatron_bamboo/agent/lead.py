@@ -21,17 +21,12 @@ from megatron_bamboo.agent.job import COORDINATOR, JobShape, JobSpec
 from megatron_bamboo.agent.outcome import OUTCOME_KEY, Outcome, Status
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.agent.telling import Announcer
-from megatron_bamboo.membership.address import ADDRESS_FILE, Address
-from megatron_bamboo.membership.journal import (
-    JOURNAL_FILE,
-    Deposed,
-    Hooks,
-    Journal,
-    LeaderLives,
-)
+from megatron_bamboo.membership.address import ADDRESS_FILE, Address, Signpost
 from megatron_bamboo.membership.keys import Secret
+from megatron_bamboo.membership.leadership import Deposed, Hooks, LeaderLives
 from megatron_bamboo.membership.stopping import STOP_KEY, StopWish
 from megatron_bamboo.membership.store_server import StoreServer
+from megatron_bamboo.membership.stores import JobJournal, open_journal
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.planner.plan import NoHolder
@@ -72,7 +67,7 @@ def lead_job(spec: JobSpec, secret: Secret) -> int:
         before=lambda keys: _die_at(spec, journal.generation, "before", keys),
         after=lambda keys: _die_at(spec, journal.generation, "after", keys),
     )
-    journal = Journal(spec.job_dir / JOURNAL_FILE, hooks)
+    journal = open_journal(spec.job_dir, hooks)
     try:
         journal.claim(limit_seconds(spec.shape))
     except LeaderLives as error:
@@ -81,6 +76,9 @@ def lead_job(spec: JobSpec, secret: Secret) -> int:
     except sqlite3.OperationalError as error:
         sys.stderr.write(f"the journal cannot be had: {error}\n")
         return LeadStatus.LOCKED_OUT
+    except OSError as error:
+        sys.stderr.write(f"the store cannot be had: {error}\n")
+        return LeadStatus.UNWRITABLE
     try:
         asyncio.run(_Lead(spec, secret, journal).run())
     except OSError as error:
@@ -92,7 +90,7 @@ def lead_job(spec: JobSpec, secret: Secret) -> int:
 class _Lead:
     """One coordinator's time in office."""
 
-    def __init__(self, spec: JobSpec, secret: Secret, journal: Journal) -> None:
+    def __init__(self, spec: JobSpec, secret: Secret, journal: JobJournal) -> None:
         self._spec = spec
         self._secret = secret
         self._journal = journal
@@ -111,12 +109,14 @@ class _Lead:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, self._wish_to_stop)
         async with server:
-            beats = asyncio.create_task(self._beat())
+            address = self._address_of(server)
             if spec.invitation:
                 self._table.set(INVITATION_KEY, spec.invitation.encode())
-            self._say_where(server)
+            await self._say_where(address)
+            beats = asyncio.create_task(self._beat(address))
             outcome = self._known_outcome() or await self._coordinate()
             self._table.set(OUTCOME_KEY, outcome.to_json().encode())
+            await self._table.kept()
             with self._journal.leading():
                 outcome.write(self._spec.job_dir)
             members.stop()
@@ -127,9 +127,12 @@ class _Lead:
         if self._table.get(STOP_KEY) is None:
             self._table.set(STOP_KEY, StopWish(True, "its time is over").to_json().encode())
 
-    def _say_where(self, server: StoreServer) -> None:
+    def _address_of(self, server: StoreServer) -> Address:
         host, _, port = server.address.rpartition(":")
-        address = Address(host, int(port), self._journal.generation, os.getpid())
+        return Address(host, int(port), self._journal.generation, os.getpid())
+
+    async def _say_where(self, address: Address) -> None:
+        await self._table.kept()
         with self._journal.leading():
             address.write(self._spec.job_dir / ADDRESS_FILE)
 
@@ -138,9 +141,13 @@ class _Lead:
         known = self._table.get(OUTCOME_KEY)
         return None if known is None else Outcome.from_json(known)
 
-    async def _beat(self) -> None:
+    async def _beat(self, address: Address) -> None:
+        signpost = Signpost(str((self._spec.job_dir / ADDRESS_FILE).absolute()))
         while True:
             self._journal.beat()
+            # Elsewhere one that was stopped may have woken just to write where it was.
+            if signpost.find() != address:
+                await self._say_where(address)
             await asyncio.sleep(limit_seconds(self._spec.shape) / BEATS_PER_LIMIT)
 
     async def _coordinate(self) -> Outcome:

@@ -19,12 +19,13 @@ from megatron_bamboo.agent.sizes import check_order
 from megatron_bamboo.cloud.watch import NO_SOURCE, source_of
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.secret_file import add_secret_option
+from megatron_bamboo.membership.store_place import add_store_option
 
 LONGEST_DEADLINE = 7 * 24 * 3600.0  # a week; no clock or socket takes any number
 
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
-    """What a launcher is told of a job: how many nodes, its secret, its deadlines, its notices."""
+    """What a launcher is told of a job: how many nodes, its secret and store, its deadlines, its notices."""
     limits = Deadlines()
     parser.add_argument(
         "--nodes", type=int, required=True, metavar="N", help="nodes that run stages"
@@ -37,6 +38,7 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
         help="workers a node, which share layers",
     )
     add_secret_option(parser)
+    add_store_option(parser)
     seconds = (
         ("--store-deadline", limits.store_seconds, "how long a worker tries to reach the store"),
         ("--record-deadline", limits.record_seconds, "at a loss, before a silent node is fenced"),

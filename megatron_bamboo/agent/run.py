@@ -39,6 +39,7 @@ from megatron_bamboo.agent.run_job import run_job
 from megatron_bamboo.agent.screen import interruptible, say_end, screen, told_to_end
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.secret_file import check_secret
+from megatron_bamboo.membership.stores import begin_store
 from megatron_bamboo.rehearsal.fault import LOSSES
 from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.watching.endpoint import Endpoint
@@ -100,6 +101,7 @@ def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
     with held(job_dir), interruptible(), told_to_end() as must_end:
         check_is_new(job_dir)
         check_secret(job_dir, args.secret_file)
+        begin_store(job_dir, args.store)
         try:
             status = prepare(command_of(args), args.nodes, args.workers_per_node, job_dir)
             if status != 0:

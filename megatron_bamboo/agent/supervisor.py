@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from megatron_bamboo.agent.job import JobSpec
 from megatron_bamboo.agent.lead import LOG_FILE, LeadStatus, lead_job, limit_seconds
@@ -24,8 +25,10 @@ from megatron_bamboo.agent.telling import Teller
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.clock import PatientClock
-from megatron_bamboo.membership.journal import JOURNAL_FILE, LOCK_SECONDS, JournalReader, Leader
+from megatron_bamboo.membership.journal import LOCK_SECONDS
 from megatron_bamboo.membership.keys import Secret
+from megatron_bamboo.membership.leadership import Leader
+from megatron_bamboo.membership.stores import JobReader, open_reader
 
 LOOK_SECONDS = 0.05
 # So often within so many seconds, and the next one would die as well.
@@ -70,10 +73,10 @@ class Supervisor:
     def run(self) -> Outcome:
         """Tell what the coordinators say until one has written the job's outcome."""
         try:
-            self._teller.tell_again(self._reader.look().facts)
+            self._teller.tell_again(self._look_back())
             return self._run()
         except (OSError, sqlite3.Error) as error:
-            return Outcome(Status.FAILED, f"the job folder cannot be used: {error}")
+            return Outcome(Status.FAILED, f"the job folder or store cannot be used: {error}")
 
     def close(self) -> None:
         """End all coordinators."""
@@ -103,9 +106,24 @@ class Supervisor:
         self._look()
         return outcome
 
+    def _look_back(self) -> tuple[dict[str, Any], ...]:
+        """All that was said before this launcher began."""
+        until = self._now() + self._spec.deadlines.store_seconds
+        news = self._reader.look()
+        facts = news.facts
+        while news.is_away:
+            if self._now() > until:
+                raise TimeoutError("it does not answer")
+            self._wait(LOOK_SECONDS)
+            news = self._reader.look()
+            facts += news.facts
+        return facts
+
     def _look(self) -> Leader | None:
         """Tell what was said since the last look; who leads."""
         news = self._reader.look()
+        if news.is_away:
+            self._watch.reset()
         self._teller.tell(news.facts)
         self._nodes.hear(news.facts)
         return news.leader
@@ -119,7 +137,8 @@ class Supervisor:
                 f"the coordinator died {MOST_DEATHS} times within {DEATHS_SECONDS:.0f} s, at last "
                 f"{self._last_end}; see {log}",
             )
-        comes = self._newest in self._running and (leader is None or leader.pid != self._newest)
+        leads = leader is not None and self._runs(leader) and leader.pid == self._newest
+        comes = self._newest in self._running and not leads
         # Who is to take the place of one that holds the lock waits for it.
         silent = self._watch.silent_seconds(None if leader is None else leader.beat)
         is_overdue = silent > limit_seconds(self._spec.shape) + LOCK_SECONDS * comes
@@ -172,16 +191,16 @@ class Supervisor:
         self._next_start = now + recent
 
     def _runs(self, leader: Leader | None) -> bool:
-        return leader is not None and leader.pid in self._running
+        return leader is not None and leader.is_here and leader.pid in self._running
 
     @staticmethod
     def _now() -> float:
         return time.monotonic()
 
 
-def _open_journal(job_dir: Path) -> JournalReader:
+def _open_journal(job_dir: Path) -> JobReader:
     try:
-        return JournalReader(job_dir / JOURNAL_FILE)
+        return open_reader(job_dir)
     except sqlite3.Error as error:
         raise UserError(
             f"--job-dir {job_dir}: the job's store cannot be kept there ({error}): give a folder "

@@ -11,12 +11,19 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
 from megatron_bamboo.membership.clock import boot_time
+from megatron_bamboo.membership.leadership import (
+    Deposed,
+    Hooks,
+    Leader,
+    LeaderLives,
+    News,
+    is_alive,
+    started_at,
+)
 from megatron_bamboo.membership.table import Answered, Change, Put, Removed, Said
 
 JOURNAL_FILE = "store.sqlite"
@@ -32,37 +39,6 @@ CREATE TABLE IF NOT EXISTS leader (
     generation INTEGER, pid INTEGER, started INTEGER, beat REAL
 );
 """
-
-
-class LeaderLives(Exception):
-    """Another coordinator leads, and has shown so lately."""
-
-
-class Deposed(Exception):
-    """Another coordinator leads: this one must change nothing and answer nobody."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """Who leads, and its last sign of life."""
-
-    generation: int
-    pid: int
-    started: int
-    """When its process began, which tells it from a later one with its number."""
-    beat: float
-    """On the clock that runs since the machine was started."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """What a coordinator's process wants of its journal."""
-
-    failed: Callable[[Exception], NoReturn] | None = None
-    """Called instead of raising: nothing may go on that a change could not be kept of."""
-    before: Callable[[Sequence[str]], None] = lambda keys: None
-    """Called before a write, with the keys that it sets."""
-    after: Callable[[Sequence[str]], None] = lambda keys: None
 
 
 class Journal:
@@ -87,7 +63,7 @@ class Journal:
                 raise LeaderLives(f"coordinator {leader.generation} (process {leader.pid}) leads")
             generation = 1 if leader is None else leader.generation + 1
             pid = os.getpid()
-            row = (generation, pid, _started(pid), boot_time())
+            row = (generation, pid, started_at(pid), boot_time())
             self._db.execute("INSERT OR REPLACE INTO leader VALUES (1, ?, ?, ?, ?)", row)
         self.generation = generation
         return generation
@@ -112,6 +88,14 @@ class Journal:
         """Make sure that this is still the leader."""
         with self._ending_at_failures():
             self._check()
+
+    async def kept(self) -> None:
+        """Make sure that this is still the leader; what was given is kept already."""
+        self.check()
+
+    def flush(self) -> None:
+        """The same for who does not run in an event loop."""
+        self.check()
 
     def beat(self) -> None:
         """Show that the leader lives."""
@@ -170,16 +154,6 @@ class Journal:
             self._hooks.failed(error)
 
 
-@dataclass(frozen=True, slots=True)
-class News:
-    """What a look into the journal has found."""
-
-    leader: Leader | None
-    """Who leads; None before anyone has."""
-    facts: tuple[dict[str, Any], ...]
-    """What was said since the last look, each once."""
-
-
 class JournalReader:
     """The file as the launcher reads it.
 
@@ -203,12 +177,6 @@ class JournalReader:
         return News(leader, tuple(json.loads(text) for _, text in rows))
 
 
-def is_alive(leader: Leader, limit_seconds: float) -> bool:
-    """Whether a leader's process is there, and has shown itself within the limit."""
-    age = boot_time() - leader.beat
-    return age <= limit_seconds and _started(leader.pid) == leader.started
-
-
 def _connect(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)
     db.execute("PRAGMA journal_mode = WAL")
@@ -221,12 +189,3 @@ def read_leader(db: sqlite3.Connection) -> Leader | None:
     """Who leads; None before anyone has."""
     row = db.execute("SELECT generation, pid, started, beat FROM leader").fetchone()
     return None if row is None else Leader(*row)
-
-
-def _started(pid: int) -> int:
-    """When a process began; 0 for one that is gone, or dead and not reaped yet."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megatron_bamboo.membership.journal import LOCK_SECONDS, Leader, read_leader
+from megatron_bamboo.membership.journal import LOCK_SECONDS, read_leader
+from megatron_bamboo.membership.leadership import Leader
 
 
 class Snapshot:

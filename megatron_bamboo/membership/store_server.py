@@ -1,4 +1,4 @@
-"""The embedded store: a small key-value service in the coordinator's event loop.
+"""The store: a small key-value service in the coordinator's event loop.
 
 Workers reach it for records, plans and the rendezvous of their process groups; agents keep one
 connection each open with ``hello``, whose end tells the coordinator at once that a node is gone.
@@ -109,7 +109,7 @@ class StoreServer:
             except (KeyError, TypeError, ValueError, binascii.Error) as error:
                 raise MalformedFrame(f"{request}: {error}") from error
             # Whoever was stopped while another took its place must not answer from what it knows.
-            table.check()
+            await table.kept()
             stream.write(encode_body(reply))
             await stream.drain()
 

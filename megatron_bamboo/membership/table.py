@@ -2,7 +2,7 @@
 
 Every change is one step of the loop, so that a plan and its epoch appear together, and a
 compare-and-set from empty is written by exactly one of those who try. What has changed, and what is
-said of it, is kept elsewhere before anyone sees it (``journal.py``).
+said of it, is kept elsewhere before anyone sees it (``stores.py``).
 """
 
 import asyncio
@@ -61,6 +61,9 @@ class Keeper(Protocol):
     def check(self) -> None:
         """Make sure that the table may still speak for the job."""
 
+    async def kept(self) -> None:
+        """Wait until all that was given is kept, and the table speaks for the job beyond doubt."""
+
 
 class Nowhere:
     """Keeps nothing: the table lives as long as its process."""
@@ -74,6 +77,9 @@ class Nowhere:
 
     def check(self) -> None:
         """There is no other."""
+
+    async def kept(self) -> None:
+        """There is nothing to wait for."""
 
 
 class Table:
@@ -94,6 +100,10 @@ class Table:
     def check(self) -> None:
         """Make sure that this table may still speak for the job; to be asked before it does."""
         self._keeper.check()
+
+    async def kept(self) -> None:
+        """Wait until all changes are kept; to be waited for before anyone is told of them."""
+        await self._keeper.kept()
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

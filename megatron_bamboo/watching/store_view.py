@@ -1,7 +1,7 @@
 """A look into a job's folder: what its store holds at one moment, read without touching it.
 
-The journal is opened for reading only, and only for the time of a look: whoever watches can neither
-hold up a coordinator nor change anything. It must be on the coordinator's machine, as the journal.
+The store is opened for reading only, and only for the time of a look: whoever watches can neither
+hold up a coordinator nor change anything. A journal is to be read on its coordinator's machine.
 """
 
 import math
@@ -17,9 +17,11 @@ from megatron_bamboo.agent.report import REPORTED_KEY
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE, Address, Signpost
 from megatron_bamboo.membership.clock import boot_time
-from megatron_bamboo.membership.journal import JOURNAL_FILE, Leader, is_alive
+from megatron_bamboo.membership.etcd_client import EtcdAway
+from megatron_bamboo.membership.journal import JOURNAL_FILE
+from megatron_bamboo.membership.leadership import Leader, is_alive
 from megatron_bamboo.membership.leaving import DRAINED, GOING, NOTICED
-from megatron_bamboo.membership.snapshot import Snapshot, snapshot
+from megatron_bamboo.membership.stores import StoreSnapshot, snapshot_of
 from megatron_bamboo.watching.history import History
 
 RECENT_STEPS = 20
@@ -92,22 +94,24 @@ class StoreWatcher:
         )
 
     def _read_store(self) -> tuple[Leader | None, dict[str, bytes]]:
-        path = self._job_dir / JOURNAL_FILE
         try:
-            with snapshot(path) as store:
+            with snapshot_of(self._job_dir) as store:
                 if store is None:
                     return None, {}
                 self._number, facts = store.facts(self._number)
                 self._history = self._history.after(facts)
                 return store.leader(), _keys(store)
         except sqlite3.DatabaseError as error:
+            path = self._job_dir / JOURNAL_FILE
             raise UserError(
                 f"{path} cannot be read here ({error}): look at the job on the machine where its "
                 "coordinator runs, as a user who may read its folder"
             ) from error
+        except EtcdAway as error:
+            raise UserError(f"the store of {self._folder} cannot be read: {error}") from error
 
 
-def _keys(store: Snapshot) -> dict[str, bytes]:
+def _keys(store: StoreSnapshot) -> dict[str, bytes]:
     """The keys that tell of the plan in force, of the nodes, and of the newest steps."""
     keys = {key: value for prefix in _PREFIXES for key, value in store.items(prefix).items()}
     names = []

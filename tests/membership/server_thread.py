@@ -59,8 +59,13 @@ def tool_channel(address: str) -> AbstractContextManager[Channel]:
 class ServerThread:
     """A store server in a thread of its own, for clients that block."""
 
-    def __init__(self, watcher: AgentWatcher | None = None, secret: Secret = SECRET) -> None:
-        self.table = Table()
+    def __init__(
+        self,
+        watcher: AgentWatcher | None = None,
+        secret: Secret = SECRET,
+        table: Table | None = None,
+    ) -> None:
+        self.table = Table() if table is None else table
         self.server = StoreServer(self.table, secret, watcher)
         self.address = self.server.address
         self._loop = asyncio.new_event_loop()

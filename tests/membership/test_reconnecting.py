@@ -12,29 +12,37 @@ from pathlib import Path
 
 import pytest
 from server_thread import SECRET, SECRET_TEXT, store_client, tool_channel
+from store_kinds import Store
 
 from megatron_bamboo.membership.address import ADDRESS_FILE, Address, Signpost
 from megatron_bamboo.membership.frames import encode_body
-from megatron_bamboo.membership.journal import JOURNAL_FILE, Journal
 from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
 from megatron_bamboo.membership.store_server import StoreServer
 from megatron_bamboo.membership.table import Table
 
 STORE = """
-import asyncio, os, sys
+import asyncio, os, sys, time
 from pathlib import Path
 from megatron_bamboo.membership.address import ADDRESS_FILE, Address
-from megatron_bamboo.membership.journal import JOURNAL_FILE, Deposed, Hooks, Journal
 from megatron_bamboo.membership.keys import Secret
+from megatron_bamboo.membership.leadership import Deposed, Hooks, LeaderLives
 from megatron_bamboo.membership.store_server import StoreServer
+from megatron_bamboo.membership.stores import open_journal
 from megatron_bamboo.membership.table import Table
 
 def end(error):
     os._exit(7 if isinstance(error, Deposed) else 1)
 
+def claim(journal):
+    while True:
+        try:
+            return journal.claim(0.0)
+        except LeaderLives:
+            time.sleep(0.1)
+
 async def main(folder):
-    journal = Journal(folder / JOURNAL_FILE, Hooks(failed=end))
-    generation = journal.claim(0.0)
+    journal = open_journal(folder, Hooks(failed=end))
+    generation = claim(journal)
     async with StoreServer(Table(journal), Secret.of(sys.argv[2])) as server:
         port = int(server.address.rpartition(":")[2])
         Address("127.0.0.1", port, generation, os.getpid()).write(folder / ADDRESS_FILE)
@@ -48,12 +56,12 @@ Start = Callable[[], "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(store: Store) -> Iterator[Start]:
     """Start a store of its own process; each takes the place of the one before."""
     started = []
 
     def run() -> "subprocess.Popen[str]":
-        command = [sys.executable, "-c", STORE, str(tmp_path), SECRET_TEXT]
+        command = [sys.executable, "-c", STORE, str(store.job_dir), SECRET_TEXT]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
@@ -67,8 +75,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[StoreClient]:
-    connected = store_client(str(tmp_path / ADDRESS_FILE), 30)
+def client(store: Store) -> Iterator[StoreClient]:
+    connected = store_client(str(store.job_dir / ADDRESS_FILE), 30)
     yield connected
     connected.close()
 
@@ -126,9 +134,9 @@ def test_calls_go_to_whoever_leads_next(start: Start, client: StoreClient, kind:
 
 
 @pytest.mark.multiprocess
-def test_one_who_was_stopped_answers_nobody_when_it_wakes(start: Start, tmp_path: Path) -> None:
+def test_one_who_was_stopped_answers_nobody_when_it_wakes(start: Start, store: Store) -> None:
     first = start()
-    address = Signpost(str(tmp_path / ADDRESS_FILE)).find()
+    address = Signpost(str(store.job_dir / ADDRESS_FILE)).find()
     assert address is not None
     with tool_channel(str(address)) as waiting:
         os.kill(first.pid, signal.SIGSTOP)
@@ -139,17 +147,14 @@ def test_one_who_was_stopped_answers_nobody_when_it_wakes(start: Start, tmp_path
         with pytest.raises(ConnectionError):
             waiting.receive(time.monotonic() + 20)
     assert first.wait(20) == DEPOSED_STATUS
-    journal = Journal(tmp_path / JOURNAL_FILE)
-    assert Table(journal).get("epoch") is None
+    assert Table(store.open()).get("epoch") is None
 
 
-def test_an_addition_that_comes_twice_adds_once(tmp_path: Path) -> None:
+def test_an_addition_that_comes_twice_adds_once(store: Store) -> None:
     """As when a store has died before its answer was there: its successor knows the request."""
     totals = []
     for number in range(3):
-        journal = Journal(tmp_path / JOURNAL_FILE)
-        journal.claim(0.0)
-        totals += asyncio.run(_add_twice(Table(journal), f"request{number // 2}"))
+        totals += asyncio.run(_add_twice(store.lead()[1], f"request{number // 2}"))
     assert totals == [1, 1, 1, 1, 2, 2]
 
 

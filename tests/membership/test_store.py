@@ -178,8 +178,8 @@ def test_nonsense_closes_only_its_own_connection(
 
 
 def test_a_value_beyond_the_frame_limit_is_refused_before_it_is_sent(client: StoreClient) -> None:
-    client.set("large", b"x" * (2 * 1024 * 1024))
-    assert len(client.get("large") or b"") == 2 * 1024 * 1024
+    client.set("large", b"x" * (1024 * 1024))
+    assert len(client.get("large") or b"") == 1024 * 1024
     with pytest.raises(ValueError, match="split it"):
         client.set("larger", b"x" * FRAME_LIMIT_BYTES)
     assert client.get("larger") is None

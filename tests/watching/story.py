@@ -9,7 +9,7 @@ from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.outcome import Outcome
 from megatron_bamboo.membership.address import Address
 from megatron_bamboo.membership.decision import StepDecision, StepReport
-from megatron_bamboo.membership.journal import Leader
+from megatron_bamboo.membership.leadership import Leader
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.healing import Vacancy, heal
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss

@@ -1,0 +1,144 @@
+"""Clusters of real etcd members on this machine, whose members can die and fall silent."""
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from needs import require_program
+
+START_SECONDS = 60.0
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """What members and their clients prove themselves with."""
+
+    cacert: Path
+    cert: Path
+    key: Path
+
+
+class Cluster:
+    """Some members, as processes of this one."""
+
+    def __init__(self, folder: Path, num_members: int, tls: TlsFiles | None = None) -> None:
+        self._program = require_program("etcd", "etcd", "etcd-server")
+        self._folder = folder
+        self._tls = tls
+        self._ports = [(free_port(), free_port()) for _ in range(num_members)]
+        self._members: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def hosts(self) -> str:
+        """As a URL names them."""
+        return ",".join(f"{HOST}:{port}" for port, _ in self._ports)
+
+    def url(self, name: str) -> str:
+        """What ``--store`` is given for the job of a name."""
+        return f"etcd://{self.hosts}/{name}"
+
+    def start(self) -> None:
+        """Start all members; they serve when this is over."""
+        self._members = [self._start(number) for number in range(len(self._ports))]
+        until = time.monotonic() + START_SECONDS
+        while self._tls is None and self.leader() is None:
+            assert time.monotonic() < until, "etcd does not start"
+            time.sleep(0.05)
+
+    def leader(self) -> int | None:
+        """The number of the member that leads the others, if one says so."""
+        for number in range(len(self._members)):
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError):
+                status = self._ask(number)
+                if status["leader"] == status["header"]["member_id"]:
+                    return number
+        return None
+
+    def kill(self, number: int) -> None:
+        """A member is gone, at once."""
+        self._members[number].kill()
+        self._members[number].wait()
+
+    def restart(self, number: int) -> None:
+        """It is there again, with what it had on disk."""
+        self._members[number] = self._start(number)
+
+    def suspend(self) -> None:
+        """No member answers any more, and no connection closes."""
+        for member in self._members:
+            member.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """All members go on."""
+        for member in self._members:
+            member.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End all members."""
+        for member in self._members:
+            member.kill()
+        for member in self._members:
+            member.wait()
+
+    def _ask(self, number: int) -> dict[str, dict[str, str]]:
+        connection = http.client.HTTPConnection(HOST, self._ports[number][0], timeout=1.0)
+        with contextlib.closing(connection):
+            connection.request("POST", "/v3/maintenance/status", "{}")
+            answer: dict[str, dict[str, str]] = json.loads(connection.getresponse().read())
+        return answer
+
+    def _start(self, number: int) -> "subprocess.Popen[bytes]":
+        client = f"http{'s' if self._tls else ''}://{HOST}:{self._ports[number][0]}"
+        peers = [f"http://{HOST}:{port}" for _, port in self._ports]
+        command = [
+            self._program, "--name", f"m{number}", "--data-dir", str(self._folder / f"m{number}"),
+            "--listen-client-urls", client, "--advertise-client-urls", client,
+            "--listen-peer-urls", peers[number], "--initial-advertise-peer-urls", peers[number],
+            "--initial-cluster", ",".join(f"m{n}={url}" for n, url in enumerate(peers)),
+            *self._tls_options(),
+        ]  # fmt: skip
+        with (self._folder / f"m{number}.log").open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log)
+
+    def _tls_options(self) -> Sequence[str]:
+        if self._tls is None:
+            return ()
+        return (
+            "--cert-file", str(self._tls.cert), "--key-file", str(self._tls.key),
+            "--trusted-ca-file", str(self._tls.cacert), "--client-cert-auth",
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def cluster(num_members: int, tls: TlsFiles | None = None) -> Iterator[Cluster]:
+    """A cluster that serves within the context; in memory, since etcd waits for its disk."""
+    memory = Path("/dev/shm")
+    place = str(memory) if os.access(memory, os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="bamboo-etcd-", dir=place))
+    made = None
+    try:
+        made = Cluster(folder, num_members, tls)
+        made.start()
+        yield made
+    finally:
+        if made is not None:
+            made.resume()
+            made.stop()
+        shutil.rmtree(folder)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server((HOST, 0)) as server:
+        return int(server.getsockname()[1])
