@@ -44,6 +44,15 @@ install_once() {
     echo "$hash" >"$stamp"
 }
 
+# install_in_ci PROGRAM PACKAGE: what tests need of the machine. Elsewhere they are skipped, with a
+# word how to install it.
+install_in_ci() {
+    [[ -z "${CI:-}" ]] || command -v "$1" >/dev/null && return
+    echo "Installing $2 ..." >&2
+    apt-get -qq update && apt-get -qq install -y --no-install-recommends "$2" >/dev/null ||
+        echo "set-up: $2 could not be installed" >&2
+}
+
 fail() {
     echo "set-up: $*" >&2
     exit 1

@@ -5,6 +5,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$BAMBOO_ROOT"
 set_up requirements.txt requirements-dev.txt
+install_in_ci etcd etcd-server
 
 # The packages that decide, without torch and without effects, are typed strictly.
 PURE=(

@@ -33,7 +33,7 @@ from pathlib import Path
 from megatron_bamboo.membership.stores import open_journal
 from megatron_bamboo.membership.table import Table
 journal = open_journal(Path(sys.argv[1]))
-journal.claim(2.0)
+journal.claim(4.0)
 table = Table(journal)
 with table.together():
     table.set("plan/7", b"the plan")
@@ -225,7 +225,9 @@ def test_a_lease_that_ends_while_etcd_is_away_ends_the_leader(
     member: Cluster, tmp_path: Path
 ) -> None:
     with store_in(member, tmp_path) as store:
-        journal, table = store.lead()
+        journal = store.open()
+        journal.claim(2.0)
+        table = Table(journal)
         member.suspend()
         time.sleep(3.0)
         table.set("epoch", b"0")

@@ -24,7 +24,7 @@ from pathlib import Path
 from megatron_bamboo.membership.stores import open_journal
 from megatron_bamboo.membership.table import Table
 journal = open_journal(Path(sys.argv[1]))
-journal.claim(2.0)
+journal.claim(4.0)
 table = Table(journal)
 table.set("epoch", b"0")
 journal.flush()

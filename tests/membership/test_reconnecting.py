@@ -36,7 +36,7 @@ def end(error):
 def claim(journal):
     while True:
         try:
-            return journal.claim(0.0)
+            return journal.claim(float(sys.argv[3]))
         except LeaderLives:
             time.sleep(0.1)
 
@@ -61,7 +61,14 @@ def start(store: Store) -> Iterator[Start]:
     started = []
 
     def run() -> "subprocess.Popen[str]":
-        command = [sys.executable, "-c", STORE, str(store.job_dir), SECRET_TEXT]
+        command = [
+            sys.executable,
+            "-c",
+            STORE,
+            str(store.job_dir),
+            SECRET_TEXT,
+            str(store.limit_seconds),
+        ]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None

@@ -9,6 +9,7 @@ import pytest
 from evidence import Expected
 from in_ci import in_ci
 from namespaces import Namespaces, why_not
+from needs import missing
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
@@ -21,7 +22,7 @@ SHAPE = Shape(3, 1, num_steps=15)
 @pytest.mark.parametrize("victim", in_ci(["node0", "node1"], "node1"))
 def test_a_node_whose_link_is_down_is_taken_over(scenarios: ScenarioRunner, victim: str) -> None:
     if (reason := why_not()) is not None:
-        pytest.skip(reason)
+        missing("netns", reason)
     flags = ("--bamboo-lease", f"{LEASE_SECONDS:g}")
     with Namespaces(SHAPE.num_nodes) as network:
         job = scenarios.start(SHAPE, "eager", more_flags=flags, namespaces=network.prefix)
@@ -48,7 +49,7 @@ def test_of_two_that_do_not_reach_each_other_one_is_taken_over(
     scenarios: ScenarioRunner, ways: tuple[tuple[str, str], ...]
 ) -> None:
     if (reason := why_not()) is not None:
-        pytest.skip(reason)
+        missing("netns", reason)
     flags = ("--bamboo-lease", f"{LEASE_SECONDS:g}")
     with Namespaces(SHAPE.num_nodes) as network:
         job = scenarios.start(SHAPE, "eager", more_flags=flags, namespaces=network.prefix)
