@@ -25,7 +25,7 @@ LONGEST_DEADLINE = 7 * 24 * 3600.0  # a week; no clock or socket takes any numbe
 
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
-    """What a launcher is told of a job: how many nodes, its secret and store, its deadlines, its notices."""
+    """What a launcher is told of a job: nodes, secret and store, deadlines, notices."""
     limits = Deadlines()
     parser.add_argument(
         "--nodes", type=int, required=True, metavar="N", help="nodes that run stages"
