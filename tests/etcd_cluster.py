@@ -36,7 +36,8 @@ class Cluster:
         self._program = require_program("etcd", "etcd", "etcd-server")
         self._folder = folder
         self._tls = tls
-        self._ports = [(free_port(), free_port()) for _ in range(num_members)]
+        self._num_members = num_members
+        self._ports: list[tuple[int, int]] = []
         self._members: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -50,11 +51,33 @@ class Cluster:
 
     def start(self) -> None:
         """Start all members; they serve when this is over."""
-        self._members = [self._start(number) for number in range(len(self._ports))]
         until = time.monotonic() + START_SECONDS
-        while self._tls is None and self.leader() is None:
+        while not self._start_all(until):
+            # Somebody else has taken a port meanwhile.
+            self.stop()
+            assert time.monotonic() < until, "etcd does not start"
+
+    def _start_all(self, until: float) -> bool:
+        """Whether all serve; False where one has ended."""
+        numbers = range(self._num_members)
+        ports = free_ports(2 * self._num_members)
+        self._ports = [(ports[2 * n], ports[2 * n + 1]) for n in numbers]
+        for number in numbers:
+            shutil.rmtree(self._folder / f"m{number}", ignore_errors=True)
+        self._members = [self._start(number) for number in numbers]
+        while not self._serves():
+            if any(member.poll() is not None for member in self._members):
+                return False
             assert time.monotonic() < until, "etcd does not start"
             time.sleep(0.05)
+        return True
+
+    def _serves(self) -> bool:
+        if self._tls is None:
+            return self.leader() is not None
+        with contextlib.suppress(OSError), socket.create_connection((HOST, self._ports[0][0]), 1):
+            return True
+        return False
 
     def leader(self) -> int | None:
         """The number of the member that leads the others, if one says so."""
@@ -138,7 +161,8 @@ def cluster(num_members: int, tls: TlsFiles | None = None) -> Iterator[Cluster]:
         shutil.rmtree(folder)
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server((HOST, 0)) as server:
-        return int(server.getsockname()[1])
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(number)]
+        return [int(server.getsockname()[1]) for server in servers]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from etcd_cluster import HOST, Cluster, free_port
+from etcd_cluster import HOST, Cluster, free_ports
 
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.store_place import STORE_FILE, EtcdPlace, place_of
@@ -73,7 +73,7 @@ def test_an_etcd_that_is_not_there_is_said_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("megatron_bamboo.membership.stores.FIRST_ANSWER_SECONDS", 0.5)
-    url = f"etcd://{HOST}:{free_port()}/tests/nobody"
+    url = f"etcd://{HOST}:{free_ports(1)[0]}/tests/nobody"
     with pytest.raises(UserError, match=r"does not answer: .*refused; is it started"):
         begin_store(tmp_path, url)
     assert place_of(tmp_path) is None
