@@ -190,7 +190,10 @@ class EpochWatch:
 
     def _follow_one(self) -> None:
         epoch = self._newest.epoch
-        announced = self._client.wait_change(f"ending/{epoch}", None, _POLL_SECONDS)
+        try:
+            announced = self._client.wait_change(f"ending/{epoch}", None, _POLL_SECONDS)
+        except StoreTimeout:
+            return  # the store, or the way to it, may be away for a while
         if announced is None:
             return
         self.ended_at = time.monotonic()
