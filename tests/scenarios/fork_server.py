@@ -41,6 +41,7 @@ from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec, parse_inject
 from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.process import ForkedNode, adopted_orphans, fork
 from megatron_bamboo.agent.run_job import run_job
+from megatron_bamboo.membership.lives import first_life
 from megatron_bamboo.observe.events import EventLog, read_events
 
 # Far above what a job takes even on a busy machine: no live worker is ever fenced by accident.
@@ -169,10 +170,10 @@ def _prepare_and_run(request: JobRequest, lines: list[str]) -> Outcome:
 
 
 def _node_in_namespace(prefix: str, start_worker: StartWorker) -> StartNode:
-    """Nodes each of which lives in the namespace of its name."""
+    """Nodes each of which lives, in all of its lives, in the namespace of its name."""
 
     def run(settings: AgentSettings) -> NoReturn:
-        enter(prefix, settings.node)
+        enter(prefix, first_life(settings.node))
         run_agent(settings, start_worker)
 
     return lambda settings: ForkedNode(fork(lambda: run(settings)))

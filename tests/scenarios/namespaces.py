@@ -10,6 +10,7 @@ import subprocess
 
 HUB = "hub"
 INTERFACE = "eth0"
+BRIDGE = "br0"
 CLONE_NEWNET = 0x40000000
 # A hardware address that nobody has.
 NOBODY = "02:00:00:00:00:01"
@@ -35,11 +36,10 @@ class Namespaces:
     def __enter__(self) -> "Namespaces":
         try:
             self._make(HUB)
-            self._ip(HUB, "link", "add", "br0", "type", "bridge")
-            self._ip(HUB, "addr", "add", f"{address(HUB)}/24", "dev", "br0")
-            self._ip(HUB, "link", "set", "br0", "up")
+            self._connect_hub()
             for node in self._nodes:
-                self._join(node)
+                self._make(node)
+                self._connect(node)
         except BaseException:
             self._remove()
             raise
@@ -52,13 +52,22 @@ class Namespaces:
         """Take a node's link down: what is sent from or to it is lost."""
         self._ip(HUB, "link", "set", node, "down")
 
+    def restore(self, node: str) -> None:
+        """Take a node's link up again."""
+        self._ip(HUB, "link", "set", node, "up")
+
     def cut(self, sender: str, receiver: str) -> None:
-        """Let what a node sends to another be lost, and nothing else."""
-        lost = ("lladdr", NOBODY, "dev", INTERFACE, "nud", "permanent")
+        """Let what a node, or the hub, sends to another be lost, and nothing else."""
+        device = BRIDGE if sender == HUB else INTERFACE
+        lost = ("lladdr", NOBODY, "dev", device, "nud", "permanent")
         self._ip(sender, "neigh", "replace", address(receiver), *lost)
 
-    def _join(self, node: str) -> None:
-        self._make(node)
+    def _connect_hub(self) -> None:
+        self._ip(HUB, "link", "add", BRIDGE, "type", "bridge")
+        self._ip(HUB, "addr", "add", f"{address(HUB)}/24", "dev", BRIDGE)
+        self._ip(HUB, "link", "set", BRIDGE, "up")
+
+    def _connect(self, node: str) -> None:
         peer = ("peer", "name", INTERFACE, "netns", self.prefix + node)
         self._ip(HUB, "link", "add", node, "type", "veth", *peer)
         self._ip(HUB, "link", "set", node, "master", "br0")
