@@ -70,16 +70,16 @@ class GlooGroup:
         self.name = name
         self.members = tuple(members)
         self._released_at: float | None = None
-        rank = self.members.index(me)
+        rank, size = self.members.index(me), len(self.members)
         own = dist.PrefixStore(name, store)
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = timeout
-        device, self._address = _new_device()
-        options._devices = [device]
         with self._errors("making the group"):
-            own.set(f"address{rank}", " ".join(map(str, self._address)))
-            self._group = dist.ProcessGroupGloo(own, rank, len(self.members), options)
-            self._peers = {_address(own.get(f"address{i}")) for i in range(len(self.members))}
+            self._group, self._address = _connect(own, rank, size, timeout)
+            try:
+                self._peers = {_address(own.get(f"address{i}")) for i in range(size)}
+            except BaseException:
+                # An error holds this object, whose threads and sockets must not live as long.
+                self._group = None
+                raise
 
     def all_reduce(self, tensor: Tensor) -> None:
         with self._errors("all-reduce"):
@@ -230,6 +230,18 @@ def _bury(holder: list[object]) -> None:
 def _address(text: bytes) -> Address:
     host, port = text.decode().split()
     return host, int(port)
+
+
+def _connect(
+    store: dist.Store, rank: int, size: int, timeout: timedelta
+) -> tuple[dist.ProcessGroupGloo, Address]:
+    """Meet the other members; torch's group, and the address that its connections have here."""
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timeout
+    device, address = _new_device()
+    options._devices = [device]
+    store.set(f"address{rank}", " ".join(map(str, address)))
+    return dist.ProcessGroupGloo(store, rank, size, options), address
 
 
 def _new_device() -> tuple[object, Address]:

@@ -7,9 +7,9 @@ different epochs. Collective groups are made anew in every epoch: who waits in o
 send something again first, and those who wait for that may be the ones that it waits for.
 """
 
+import queue
 import threading
 from collections.abc import Callable, Collection, Sequence, Set
-from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -125,46 +125,55 @@ class _Formation:
     gloo tries to connect to a member that has died after it published its address until the
     group's timeout, and nothing ends that. So whoever waits for the group can be released without
     it; a group that is made after all is left at once.
+
+    An error holds, by its traceback, all that was made before it. So it is handed over and not
+    kept: in a cycle it would live until all of this large process is searched for garbage.
     """
 
     def __init__(self, make: Callable[[], Group], store: BambooStore) -> None:
         self._make = make
         self._store = store
         self._lock = threading.Lock()
-        self._outcome: Future[Group] = Future()
+        self._is_settled = False
+        self._outcome: queue.SimpleQueue[Group | BaseException] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="formation", daemon=True).start()
 
     def wait(self) -> Group:
-        """The group, once it is made; making it has a deadline of its own.
+        """The group, once it is made; making it has a deadline of its own. Called once.
 
         Raises:
             PeerLost: a member did not come, or is lost.
         """
-        return self._outcome.result()
+        outcome = self._outcome.get()
+        try:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+        finally:
+            del outcome  # this frame is in its traceback from now on
 
     def give_up(self, members: tuple[str, ...]) -> None:
         """Release whoever waits."""
         self._store.cancel()
-        with self._lock:
-            if not self._outcome.done():
-                self._outcome.set_exception(PeerLost(members, "making a group", None))
+        self._settle(PeerLost(members, "making a group", None))
 
     def _run(self) -> None:
         try:
             group = self._make()
         except BaseException as error:  # it is raised where the group is waited for
-            self._fail(error)
+            self._settle(error)
             return
-        with self._lock:
-            if not self._outcome.done():
-                self._outcome.set_result(group)
-                return
-        group.release()
+        if not self._settle(group):
+            group.release()
 
-    def _fail(self, error: BaseException) -> None:
+    def _settle(self, outcome: Group | BaseException) -> bool:
+        """Hand over what there is to wait for; False if something was before."""
         with self._lock:
-            if not self._outcome.done():
-                self._outcome.set_exception(error)
+            if self._is_settled:
+                return False
+            self._is_settled = True
+            self._outcome.put(outcome)
+            return True
 
 
 class GroupRegistry:

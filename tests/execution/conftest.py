@@ -1,6 +1,9 @@
+import gc
 import json
 import multiprocessing
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -15,6 +18,19 @@ from megatron_bamboo.membership.store_client import StoreClient
 
 # The store server that runs beside the tests of membership runs beside these too.
 sys.path.append(str(Path(__file__).parent.parent / "membership"))
+
+
+LONGEST_END_SECONDS = 30.0
+
+
+def pytest_sessionfinish() -> None:
+    """Wait for groups that end: Python aborts where a thread of its own is in a C++ destructor."""
+    gc.collect()
+    until = time.monotonic() + LONGEST_END_SECONDS
+    while any(t.name.startswith("ending-") for t in threading.enumerate()):
+        if time.monotonic() > until:
+            return
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,11 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -118,6 +119,38 @@ def test_only_the_sockets_of_the_released_group_are_shut(pair: dict[str, GlooGro
         pair["b"].receive(torch.ones(1), "a", 1)
     for group in other.values():
         group.release()
+
+
+class Forgetful(dist.Store):
+    """Keys of an address are deleted before they are read, as those of an old epoch are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self.values[key] = value.encode() if isinstance(value, str) else value
+
+    def get(self, key: str) -> bytes:
+        if "address" in key:
+            raise KeyError(f"{key} was deleted")
+        return self.values[key]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        assert all(key in self.values for key in keys)
+
+
+def test_a_group_that_cannot_be_made_leaves_nothing_whoever_holds_the_error() -> None:
+    store = Forgetful()
+    with pytest.raises(PeerLost, match="making the group") as caught:
+        GlooGroup(store, "group", ("a",), "a", TIMEOUT)
+    host, port = store.values["group/address0"].decode().split()
+    until = time.monotonic() + 10
+    while any(
+        (c.laddr.ip, c.laddr.port) == (host, int(port)) for c in psutil.Process().net_connections()
+    ):
+        assert time.monotonic() < until, f"{caught.value}, and it still listens"
+        time.sleep(0.01)
 
 
 def test_who_does_not_come_is_a_lost_peer() -> None:

@@ -1,8 +1,10 @@
 """The groups of one worker, and its release from a group that can never be made."""
 
+import gc
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
@@ -100,6 +102,34 @@ def test_a_failure_to_make_a_group_is_raised_where_it_is_asked_for(
 
     with pytest.raises(ValueError, match="a bug"):
         made_by(monkeypatch, fail).get("stage0")
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Only what nobody refers to goes: in a large process cycles stay for minutes."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_what_a_failure_has_made_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[FakeGroup]] = []
+
+    def fail(store: FakeStore, name: str, members: tuple[str, ...], *_: object) -> FakeGroup:
+        half_made = FakeGroup(name, members)
+        made.append(weakref.ref(half_made))
+        raise PeerLost(half_made.members, "making a group", None)
+
+    groups = made_by(monkeypatch, fail)
+    try:
+        groups.get("stage0")
+    except PeerLost as error:
+        assert error.peers == MEMBERS and made[0]() is not None
+    until = time.monotonic() + 10
+    while made[0]() is not None:
+        assert time.monotonic() < until, "a failure holds what it comes from"
+        time.sleep(0.01)
 
 
 def test_a_worker_that_is_alone_has_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
