@@ -1,4 +1,5 @@
-"""``pretrain`` for a script that was written for Megatron-LM, and what such a script imports.
+"""``pretrain`` for a script that was written for Megatron-LM, and what such a script imports;
+``train`` for one with a training loop of its own.
 
 ``bamboo run`` starts the script twice over. Once alone, to check everything and prepare the data
 before any worker exists; then on every node, to train (``worker.py``).
@@ -29,6 +30,7 @@ from megatron_bamboo.config import (
 )
 from megatron_bamboo.config.emulation import known_bandwidth
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.membership.place import LOOP
 from megatron_bamboo.membership.raised import Raised, tell_raised
 from megatron_bamboo.membership.signs import SignPage
 from megatron_bamboo.membership.store_client import NodeFenced, StoreClient
@@ -45,6 +47,7 @@ with quiet_megatron_import():
     from megatron_bamboo.execution.epochs import FENCED_STATUS
     from megatron_bamboo.execution.errors import TrainingError
     from megatron_bamboo.execution.whereabouts import Limits, Whereabouts
+    from megatron_bamboo.hook import Loop, RecoveryHook, megatrons_loop
     from megatron_bamboo.model import cpu
     from megatron_bamboo.model.config import core_transformer_config_from_args
     from megatron_bamboo.model.layer_spec import gpt_layer_spec
@@ -73,6 +76,7 @@ with quiet_megatron_import():
     from megatron_bamboo.worker import Worker
 
 __all__ = (
+    "RecoveryHook",
     "Script",
     "core_transformer_config_from_args",
     "get_args",
@@ -86,6 +90,7 @@ __all__ = (
     "pretrain",
     "print_rank_0",
     "run_phase",
+    "train",
 )
 
 USER_ERROR_STATUS = 2
@@ -132,11 +137,35 @@ def pretrain(
         raise SystemExit(status)
 
 
+def train(
+    loop: Loop,
+    train_valid_test_datasets_provider: DatasetsProvider,
+    model_provider: ModelProvider,
+    forward_step_func: ForwardStepFunc,
+    extra_args_provider: ExtraArgsProvider | None = None,
+    args_defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Do this process's part of a run with a training loop of one's own (see ``hook.py``).
+
+    Args:
+        loop: goes through ``hook.steps()``, and calls ``hook.step`` once for each.
+        forward_step_func: what memory and times are worked out with; the loop's own is what runs.
+
+    Raises:
+        SystemExit: with the status of a phase that did not end well.
+    """
+    script = Script(train_valid_test_datasets_provider, model_provider, forward_step_func)
+    status = run_phase(script, sys.argv[1:], extra_args_provider, args_defaults, loop)
+    if status:
+        raise SystemExit(status)
+
+
 def run_phase(
     script: Script,
     argv: Sequence[str],
     extra_args_provider: ExtraArgsProvider | None = None,
     args_defaults: Mapping[str, Any] = MappingProxyType({}),
+    loop: Loop = megatrons_loop,
 ) -> int:
     """Do what the environment says of a run with these flags; the exit status."""
     phase = os.environ.get("BAMBOO_PHASE")
@@ -160,7 +189,7 @@ def run_phase(
     except UserError as error:
         sys.stderr.write(f"{Path(sys.argv[0]).name}: {error}\n")
         return USER_ERROR_STATUS
-    return _train(script, options, layout)
+    return _train(script, options, layout, loop)
 
 
 def _layout(phase: str, options: Options) -> Layout:
@@ -248,7 +277,7 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
     ).write(job_dir)
 
 
-def _train(script: Script, options: Options, layout: Layout) -> int:
+def _train(script: Script, options: Options, layout: Layout, loop: Loop) -> int:
     """Train on this node until the last step."""
     # Whoever says so to one process of a node means its machine.
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGTERM))
@@ -259,7 +288,11 @@ def _train(script: Script, options: Options, layout: Layout) -> int:
     )
     where = _whereabouts(options, environment)
     try:
-        Worker(script, options, layout, environment, client, where).train()
+        worker = Worker(script, options, layout, environment, client, where)
+        hook = RecoveryHook(worker, makes_groups=loop is not megatrons_loop)
+        with where.at(environment.start_step, LOOP):
+            loop(hook)
+        hook.finish()
     except (TrainingError, UserError) as error:
         # The same on every worker: the job ends, no node is at fault.
         client.compare_set("failed", None, str(error).encode())

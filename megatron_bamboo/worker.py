@@ -1,17 +1,18 @@
-"""One worker: everything that it is made of, wired together, and its loop over steps.
+"""One worker: everything that it is made of, wired together, and what it does in a step.
 
-The only place where all parts meet. Megatron's imports are quiet because ``training.py`` comes
-first.
+The only place where all parts meet; the loop over steps is the script's (``hook.py``). Megatron's
+imports are quiet because ``training.py`` comes first.
 """
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from torch.distributed import ProcessGroup
 
 from megatron_bamboo.agent.environment import WorkerEnvironment
@@ -31,7 +32,7 @@ from megatron_bamboo.execution.commit import (
 )
 from megatron_bamboo.execution.compute import Compute
 from megatron_bamboo.execution.epochs import EpochWatch, Handlers
-from megatron_bamboo.execution.errors import DeadlineExceeded, LetGo
+from megatron_bamboo.execution.errors import DeadlineExceeded, PeerLost
 from megatron_bamboo.execution.executor import Executor
 from megatron_bamboo.execution.groups import Group
 from megatron_bamboo.execution.injection import Injector
@@ -43,6 +44,7 @@ from megatron_bamboo.execution.parts import Parts, Shapes
 from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.execution.registry import GroupRegistry, pair_group
 from megatron_bamboo.execution.reports import StepReporter
+from megatron_bamboo.execution.script_groups import ScriptGroups, make_script_groups
 from megatron_bamboo.execution.shaped_link import Link, ShapedGroup
 from megatron_bamboo.execution.tail import Tail
 from megatron_bamboo.execution.transport import TensorShape, Transport
@@ -59,6 +61,7 @@ from megatron_bamboo.membership.workers import node_of, workers_of
 from megatron_bamboo.model.emulated import DEVICE
 from megatron_bamboo.model.gpt import Recipe, prepare_process
 from megatron_bamboo.model.moving import num_bytes
+from megatron_bamboo.model.place import set_current_stage
 from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.model.shard import WHOLE, Shard
 from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage, follow_stages
@@ -73,6 +76,7 @@ from megatron_bamboo.script.data import open_train_dataset
 from megatron_bamboo.script.providers import Script
 from megatron_bamboo.script.state import get_args
 
+T = TypeVar("T")
 _POLL_SECONDS = 0.02
 
 
@@ -96,12 +100,14 @@ class Worker:
         self._client = client
         self._events = EventLog(environment.job_dir / "events", environment.worker)
         node, training = environment.worker, options.training
+        self.last_step = training.train_iters
+        """After which the training is done; all learn at once if it is to be sooner."""
         with where.at(environment.start_step, START, waits_for="a place"):
             self._assignment = Assignment(client, node, self._read_plan)
         self._dropout = DropoutSeeds(training.seed, environment.tensor_rank)
-        groups = model_groups(self._tensor_group())
-        prepare_process(groups)
-        self._recipe = Recipe.of(options, script.model, groups, self._dropout)
+        self._groups = model_groups(self._tensor_group())
+        prepare_process(self._groups)
+        self._recipe = Recipe.of(options, script.model, self._groups, self._dropout)
         self._loss_scale = self._recipe.loss_scale
         with where.at(environment.start_step, START, waits_for="a place"):
             numbers = self._assignment.stages()
@@ -152,26 +158,7 @@ class Worker:
             client, node, layout.tensor_size, self._plan, self._ledger, self._handlers()
         )
 
-    def train(self) -> None:
-        """Run every step, or those until this node is let go; then write down what is held."""
-        try:
-            self._run_steps()
-        except LetGo:
-            self._leave()
-
-    def _run_steps(self) -> None:
-        step, is_last = self._start(), False
-        while not is_last:
-            step += 1
-            with self._where.at(step, LOOP):
-                must_end = self._train_step(step)
-            is_last = must_end or step == self._options.training.train_iters
-            with self._where.at(step, SAVE):
-                self._checkpoints.save_if_due(step, self._executor, is_last)
-        with self._where.at(step, FINISH):
-            self._finish(step)
-
-    def _start(self) -> int:
+    def begin(self) -> int:
         """Get ready; the number of steps that are done already."""
         if self._assignment.is_standby:
             assert self._plan.change is not None, f"epoch {self._plan.epoch} has no place for it"
@@ -187,17 +174,85 @@ class Worker:
         self._first_reported = start_step + 1 + self._assignment.is_standby
         return start_step
 
-    def _train_step(self, step: int) -> bool:
-        """Run a step; whether the training is to end after it."""
-        start = time.monotonic()
-        self._executor.forward_backward_func(
+    @property
+    def plan(self) -> Plan:
+        """The plan in force."""
+        return self._executor.plan
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of this worker's pipeline."""
+        return self._view.shape.num_microbatches
+
+    @property
+    def chunks(self) -> list[nn.Module]:
+        """All that are held here."""
+        return [chunk for stage in self._stages.values() for chunk in stage.chunks]
+
+    def run_step(self, step: int, one_step: Callable[[Callable[..., list[Any]]], T]) -> T:
+        """One step, whatever is lost meanwhile, and its checkpoint if one is due.
+
+        Args:
+            one_step: calls the function that it is given once.
+
+        Raises:
+            LetGo: this node's part is done.
+            RuntimeError: the function was not called.
+        """
+        with self._where.at(step, LOOP):
+            result = self._train_step(step, one_step)
+        with self._where.at(step, SAVE):
+            self._checkpoints.save_if_due(step, self._executor, step == self.last_step)
+        return result
+
+    def megatrons_step(self, forward_backward_func: Callable[..., list[Any]]) -> list[Any]:
+        """The call of it in Megatron-LM's own loop."""
+        return forward_backward_func(
             forward_step_func=self._script.forward_step,
-            data_iterator=self._microbatches(step),
-            model=[chunk for stage in self._stages.values() for chunk in stage.chunks],
-            num_microbatches=self._view.shape.num_microbatches,
+            data_iterator=self.microbatches(self._executor.step + 1),
+            model=self.chunks,
+            num_microbatches=self.num_microbatches,
             seq_length=self._options.data.seq_length,
             micro_batch_size=self._options.training.micro_batch_size,
         )
+
+    def face_first_stage(self) -> None:
+        """Let Megatron's state answer, between two steps, for the first stage that runs here."""
+        pipeline, shape = self._view.pipeline, self._view.shape
+        first = pipeline.stages.index(self._environment.worker)
+        set_current_stage(first, 0, shape.num_stages, shape.num_chunks)
+
+    def script_groups(self, step: int) -> ScriptGroups | None:
+        """Groups for the script's own collectives, made by all who have passed a step in the epoch
+        in force; None where they are not, or a loss ends it before."""
+        plan = self._executor.plan
+        if self._ledger.epoch_of(step) != plan.epoch:
+            return None
+        with self._where.at(step, LOOP, waits_for="the others"):
+            tensor, worker = self._groups.tp, self._environment.worker
+            return make_script_groups(self._registry, plan, worker, step, tensor)
+
+    def attempt(self, collective: Callable[[], T]) -> T | None:
+        """A collective of the script; None where a loss has broken it."""
+        epoch, step = self._executor.plan.epoch, self._executor.step
+        with self._where.at(step, LOOP, waits_for="the others"):
+            try:
+                return collective()
+            except (RuntimeError, ValueError) as error:
+                # To report a failure torch asks for what only groups of a world have, and fails.
+                broken = error if isinstance(error, RuntimeError) else error.__context__
+                if not isinstance(broken, RuntimeError):
+                    raise
+                what = f"a collective of the script in epoch {epoch}"
+                lost = PeerLost(self._executor.plan.nodes, what, broken)
+                self._executor.await_plan("a collective of the script", step, lost)
+                return None
+
+    def _train_step(self, step: int, one_step: Callable[[Callable[..., list[Any]]], T]) -> T:
+        start = time.monotonic()
+        result = one_step(self._executor.forward_backward_func)
+        if self._executor.step != step:
+            raise RuntimeError(f"step {step} ended without a call of its forward_backward_func")
         # The step's own; both change when it is applied.
         learning_rate, loss_scale = self._learning_rate(), self._loss_scale.value
         vector = self._executor.finish_step()
@@ -205,7 +260,9 @@ class Worker:
             self._report(step, vector, learning_rate, loss_scale, time.monotonic() - start)
         held = asdict(Resources.now())
         self._events.emit("resources", step=step, pipeline=self._view.number, **held)
-        return self._commit_layout.must_end(vector)
+        if self._commit_layout.must_end(vector):
+            self.last_step = step
+        return result
 
     def _report(
         self,
@@ -234,7 +291,7 @@ class Worker:
         if is_new:
             self._reporter.repeat()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """End when nobody needs anything of this node any more.
 
         The others have its state and go on without it, but one of them may still wait in the last
@@ -247,7 +304,12 @@ class Worker:
         self._events.emit("traffic", peers=self._transport.traffic())
         self._watch.close()
 
-    def _finish(self, last_step: int) -> None:
+    def finish(self) -> None:
+        """After the last step: write down what is held."""
+        with self._where.at(self.last_step, FINISH):
+            self._finish()
+
+    def _finish(self) -> None:
         if self._view.sharded or self._options.bamboo.bamboo_verify_replicas:
             self._await_gathers()
         self._reporter.finish()
@@ -263,7 +325,7 @@ class Worker:
                 self._view.number,
                 number,
                 "primary" if is_primary else "replica",
-                last_step,
+                self.last_step,
                 self._loss_scale.value,
                 self._named_state(stage),
             )
@@ -308,7 +370,7 @@ class Worker:
         if self._loss_scale.is_used:
             yield f"loss_scale/worker{rank}/state", self._loss_scale.state()
 
-    def _microbatches(self, step: int) -> Iterator[Any]:
+    def microbatches(self, step: int) -> Iterator[Any]:
         """This pipeline's microbatches of a step: a function of the seed and the step alone."""
         numbers = self._view.arrangement.global_microbatches(self._view.number)
         for microbatch, number in enumerate(numbers):

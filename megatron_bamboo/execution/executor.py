@@ -74,7 +74,7 @@ class Executor:
                     for name in self._groups_of(action):
                         self._parts.registry.get(name)
             except PeerLost as lost:
-                self._await_plan(str(action), step, lost)
+                self.await_plan(str(action), step, lost)
                 return
 
     @property
@@ -164,6 +164,18 @@ class Executor:
         assert vector is not None
         return vector
 
+    def await_plan(self, action: str, step: int, lost: PeerLost) -> None:
+        """A wait has failed, which is a sign of a loss: wait for the plan that says so.
+
+        Raises:
+            DeadlineExceeded: none came.
+        """
+        why = f"{action} of step {step}: {lost}"
+        self._parts.events.emit("peer_lost", why=why, epoch=self.plan.epoch)
+        waiting = self._waiting_for(lost.peers)
+        with self._parts.where.at(step, action, "the next plan", waiting=waiting):
+            self._course.epochs.wait_for_plan(self._parts.wait_seconds, why)
+
     def _follow(self) -> None:
         watch = self._course.epochs
         while watch.has_pending():
@@ -185,7 +197,7 @@ class Executor:
             except EpochEnded:
                 continue
             except PeerLost as lost:
-                self._await_plan(str(action), self._course.step_of(action), lost)
+                self.await_plan(str(action), self._course.step_of(action), lost)
                 continue
             self._course.queue.popleft()
             if action.op in _LOGGED_AS_DONE:
@@ -244,13 +256,6 @@ class Executor:
         what = f"{action} of step {step} in epoch {self.plan.epoch}"
         with self._parts.where.at(step, str(action), others):
             turnstile.pass_together(what, watch.has_pending)
-
-    def _await_plan(self, action: str, step: int, lost: PeerLost) -> None:
-        why = f"{action} of step {step}: {lost}"
-        self._parts.events.emit("peer_lost", why=why, epoch=self.plan.epoch)
-        waiting = self._waiting_for(lost.peers)
-        with self._parts.where.at(step, action, "the next plan", waiting=waiting):
-            self._course.epochs.wait_for_plan(self._parts.wait_seconds, why)
 
     def _log(self, action: Action, start: float) -> None:
         if action.op in (Op.F, Op.B) and action.stage in self._course.taken_over:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,10 @@ class Group(Protocol):
     members: tuple[str, ...]
     has_tags: bool
     """Whether messages of a pair match by tag; otherwise in the order of sending."""
+
+    @property
+    def backend(self) -> Any:
+        """What torch has made of it."""
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sum over the members, in place; returns when it is complete."""
@@ -80,6 +84,10 @@ class GlooGroup:
                 # An error holds this object, whose threads and sockets must not live as long.
                 self._group = None
                 raise
+
+    @property
+    def backend(self) -> Any:
+        return self._group
 
     def all_reduce(self, tensor: Tensor) -> None:
         with self._errors("all-reduce"):
@@ -173,6 +181,10 @@ class NcclGroup:
             self._group = dist.ProcessGroupNCCL(own, rank, len(self.members), options)
         except (RuntimeError, TimeoutError, ConnectionError, KeyError) as error:
             raise PeerLost(self.members, f"making {name}", error) from error
+
+    @property
+    def backend(self) -> Any:
+        return self._group
 
     def all_reduce(self, tensor: Tensor) -> None:
         self._wait(self._group.allreduce([tensor]), "all-reduce")

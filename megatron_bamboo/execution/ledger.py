@@ -20,6 +20,7 @@ class _LastCommit:
     step: int
     entered: bool = False
     vector: tuple[float, ...] | None = None  # not None: passed
+    epoch: int | None = None  # in whose collective; None where a decision says that it is passed
 
 
 class CommitLedger:
@@ -53,7 +54,7 @@ class CommitLedger:
         with self._condition:
             if self._left_epoch >= self._epoch:
                 raise EpochEnded
-            self._last = _LastCommit(step, entered=True)
+            self._last = _LastCommit(step, entered=True, epoch=self._epoch)
             self._release = release
         vector: tuple[float, ...] | None = None
         try:
@@ -113,3 +114,10 @@ class CommitLedger:
         """The vector of a step whose commit this worker passed or was handed; None otherwise."""
         with self._condition:
             return self._last.vector if self._last.step == step else None
+
+    def epoch_of(self, step: int) -> int | None:
+        """The epoch in whose collective all passed a step; None if this worker did not see that."""
+        with self._condition:
+            last = self._last
+            is_passed = last.step == step and last.vector is not None
+            return last.epoch if is_passed else None

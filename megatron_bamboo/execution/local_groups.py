@@ -37,19 +37,26 @@ def make_tensor_group(
     store: dist.Store, tensor_rank: int, tensor_size: int, timeout: timedelta
 ) -> dist.ProcessGroup:
     """The workers of one node, which share its layers and live and die together."""
-    # The functions of torch.distributed that Megatron's layers call want a group with backends.
-    group = dist.ProcessGroup(store, tensor_rank, tensor_size)
     if torch.cuda.is_available():
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = timeout
         backend = dist.ProcessGroupNCCL(store, tensor_rank, tensor_size, nccl)
-        device, kind = torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL
     else:
         gloo = dist.ProcessGroupGloo._Options()
         gloo._timeout = timeout
         gloo._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
         backend = dist.ProcessGroupGloo(store, tensor_rank, tensor_size, gloo)
-        device, kind = torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO
+    return with_backend(backend, store, tensor_rank, tensor_size)
+
+
+def with_backend(
+    backend: dist.Backend, store: dist.Store, rank: int, size: int
+) -> dist.ProcessGroup:
+    """A group as the functions of torch.distributed want it, which has its backend inside."""
+    group = dist.ProcessGroup(store, rank, size)
+    device, kind = torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO
+    if torch.cuda.is_available():
+        device, kind = torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL
     group._register_backend(device, kind, backend)
     group._set_default_backend(kind)
     return group

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from megatron.core import parallel_state
+from torch.distributed import ProcessGroup
 
 
 def set_current_stage(stage: int, chunk: int, num_stages: int, num_chunks: int) -> None:
@@ -21,6 +22,14 @@ def set_current_chunk(chunk: int, num_chunks: int) -> None:
     if num_chunks > 1:
         parallel_state.set_virtual_pipeline_model_parallel_world_size(num_chunks)
         parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
+
+
+def set_script_groups(pipeline: ProcessGroup, data: ProcessGroup) -> None:
+    """Let a script find its groups where they are in Megatron-core's own loop; of several lists of
+    data-parallel peers there is room for one."""
+    parallel_state._PIPELINE_MODEL_PARALLEL_GROUP = pipeline
+    parallel_state._DATA_PARALLEL_GROUP = data
+    parallel_state._DATA_PARALLEL_GROUP_WITH_CP = data
 
 
 @contextmanager

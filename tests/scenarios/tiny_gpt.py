@@ -52,11 +52,15 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         *("--bamboo-emulated-backward-ms", "8", "--bamboo-emulated-bandwidth", "20"),
     ),
     "faulty": (),
+    "own-loop": (),
+    "hooked": (),
 }
 # Whose script is not the product's own.
 SCRIPTS = {
     "ported": Path(__file__).with_name("ported_script.py"),
     "faulty": Path(__file__).with_name("faulty_script.py"),
+    "hooked": Path(__file__).with_name("hooked_script.py"),
+    "own-loop": Path(__file__).parents[2] / "examples" / "own_loop.py",
 }
 SCRIPT = Path(__file__).parents[2] / "pretrain_gpt_bamboo.py"
 
