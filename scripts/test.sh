@@ -6,6 +6,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$BAMBOO_ROOT"
 set_up requirements.txt requirements-dev.txt
 install_in_ci etcd etcd-server
+install_in_ci slurmctld slurmctld
+install_in_ci slurmd slurmd
+install_in_ci sbatch slurm-client
+install_in_ci munged munge
 
 # The packages that decide, without torch and without effects, are typed strictly.
 PURE=(
@@ -32,4 +36,4 @@ PURE=(
 ruff check .
 ruff format --check .
 mypy "${PURE[@]}"
-pytest "$@"
+pytest -rs "$@"

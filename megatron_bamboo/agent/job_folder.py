@@ -42,6 +42,11 @@ def held(job_dir: Path) -> Iterator[None]:
                 f"the job in {job_dir} has a coordinator already ({holder}): give another "
                 "--job-dir for another job"
             ) from None
+        except OSError as error:
+            raise UserError(
+                f"--job-dir {job_dir} cannot be locked ({error.strerror}): give a folder on a file "
+                "system that keeps locks"
+            ) from error
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield

@@ -124,10 +124,11 @@ class OpenJob(Launch):
         self._process = self._spawn("coordinator", [*command, *options, str(SCRIPT), *script_args])
         return self
 
-    def add(self, *nodes: str, options: tuple[str, ...] = ()) -> "OpenJob":
-        """Start some nodes."""
+    def add(self, *nodes: str, options: tuple[str, ...] = (), join: str = "") -> "OpenJob":
+        """Start some nodes, which join by the job folder's file or whatever is said."""
         for node in nodes:
-            command = ["agent", "--join", str(self.job_dir / ADDRESS_FILE), "--node", node]
+            where = join or str(self.job_dir / ADDRESS_FILE)
+            command = ["agent", "--join", where, "--node", node]
             self.nodes[node] = self._spawn(node, [*command, *options])
         return self
 

@@ -32,11 +32,16 @@ def assert_nothing_runs(job: OpenJob) -> None:
 
 
 def test_nodes_come_in_any_order_and_one_more_takes_a_lost_ones_place(open_job: OpenJob) -> None:
-    job = open_job.add("b").start(3, *LONG).add("c", "a", "d10", "d9")
+    job = open_job.add("b").start(3, *LONG).add("c", "a", "d10")
+    job.until((job.job_dir / ADDRESS_FILE).exists)
+    address = json.loads((job.job_dir / ADDRESS_FILE).read_text())
+    secret = ("--secret-file", str(job.job_dir / SECRET_FILE))
+    job.add("d9", options=secret, join=f"{address['host']}:{address['port']}")
     job.wait_for_step(2)
+    job.until(lambda: len(job.agents()) == 5)
     first = job.events("plan")[0]["pipelines"][0]["stages"]
     assert len(first) == 3 and first == sorted(first, key=lambda name: (name[0], len(name), name))
-    (victim,) = [node for node in ("a", "b") if node in first][:1]
+    victim = first[1]
     os.killpg(job.agents()[victim], signal.SIGKILL)
     assert job.end_of(victim) == 1
     assert f"bamboo agent: {victim} was lost; see " in job.said(victim, "err")
@@ -68,6 +73,24 @@ def test_a_node_that_is_told_to_leave_does_so_and_its_end_is_a_good_one(open_job
     assert job.iterations() == list(range(1, 41))
     assert all(job.end_of(node) == 0 for node in job.nodes)
     assert_nothing_runs(job)
+
+
+def handles(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (caught,) = re.findall(r"SigCgt:\s*(\w+)", status)
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def test_a_node_that_is_to_leave_before_it_has_joined_ends_well(open_job: OpenJob) -> None:
+    pid = open_job.add("a").nodes["a"].pid
+    until = time.monotonic() + WAIT_SECONDS
+    while not handles(pid, signal.SIGTERM):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    open_job.nodes["a"].send_signal(signal.SIGTERM)
+    assert open_job.end_of("a") == 0
+    assert "this machine is to be taken before it has joined" in open_job.said("a")
 
 
 def test_interrupting_a_node_leaves_nothing_of_it(open_job: OpenJob) -> None:
