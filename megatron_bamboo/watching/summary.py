@@ -36,6 +36,7 @@ _ENDINGS = {
     Status.NO_HOLDER: "ended with a stage that no live node holds",
     Status.INJECTION_NOT_REACHED: "finished without an injected fault",
     Status.NO_PROGRESS: "ended since it lost nodes and did not come forward",
+    Status.STOPPED: "ended as it was asked to",
     Status.INTERRUPTED: "interrupted",
 }
 
