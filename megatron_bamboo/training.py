@@ -273,6 +273,7 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
         num_mirrors=options.bamboo.bamboo_mirror_gradients,
         costs=tuple(c.to_json() for c in read_costs(options.bamboo, layout.arrangement)),
         policy=options.bamboo.bamboo_policy,
+        num_shards=layout.num_shards,
         unit_works=tuple(read_works(options.bamboo, layout.arrangement.num_units)),
     ).write(job_dir)
 

@@ -5,7 +5,7 @@ imports are quiet because ``training.py`` comes first.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import timedelta
@@ -370,9 +370,16 @@ class Worker:
         if self._loss_scale.is_used:
             yield f"loss_scale/worker{rank}/state", self._loss_scale.state()
 
-    def microbatches(self, step: int) -> Iterator[Any]:
-        """This pipeline's microbatches of a step: a function of the seed and the step alone."""
+    def microbatches(self, step: int) -> Iterable[Any]:
+        """This pipeline's microbatches of a step: a function of the seed and the step alone.
+
+        They can be gone through again: in a step that is begun anew they are others.
+        """
+        return _Repeated(lambda: self._read(step))
+
+    def _read(self, step: int) -> Iterator[Any]:
         numbers = self._view.arrangement.global_microbatches(self._view.number)
+        attempt = self._view.attempt(step)
         for microbatch, number in enumerate(numbers):
             indices = microbatch_samples(
                 step - 1,
@@ -383,6 +390,7 @@ class Worker:
             self._events.emit(
                 "samples",
                 step=step,
+                attempt=attempt,
                 pipeline=self._view.number,
                 microbatch=microbatch,
                 samples=list(indices),
@@ -412,7 +420,6 @@ class Worker:
         worker, view = self._environment.worker, self._view
         tail = Tail(
             worker,
-            view.number,
             self._stages,
             self._commit_layout,
             self._registry,
@@ -563,6 +570,16 @@ class Worker:
 
     def _timeout(self) -> timedelta:
         return timedelta(minutes=self._options.parallel.distributed_timeout_minutes)
+
+
+class _Repeated:
+    """A step's microbatches, from the first one on each time that they are gone through."""
+
+    def __init__(self, microbatches: Callable[[], Iterator[Any]]) -> None:
+        self._microbatches = microbatches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._microbatches()
 
 
 def _shape_of(tensor: torch.Tensor) -> TensorShape:

@@ -39,10 +39,12 @@ from megatron_bamboo.membership.stopping import STOP_KEY, StopWish
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.events import Emitter
+from megatron_bamboo.planner.dissolving import broken_pipelines, go_on_after
 from megatron_bamboo.planner.draining import counting_records, drain
 from megatron_bamboo.planner.healing import heal
 from megatron_bamboo.planner.links import broken_links, whom_to_fence
-from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss, plan_digest
+from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_digest
+from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.schedule.redundancy import Redundancy
 
 # A pair that no loss has touched outlives its epoch, and may be formed only when it is first used.
@@ -387,13 +389,23 @@ class Coordinator:
         freed = set(before.freed(decision))
         if before.change is not None and before.change.is_made(decision):
             self._say_changed(before, before.made(), before.change.step)
-        plan = plan_after_loss(before, lost, decision)
-        gone = set(before.nodes) - set(plan.nodes) - freed
+        first_step, balance = self._shape.start_step + 1, self._may_dissolve(lost, decision)
+        plan = go_on_after(before, lost, decision, first_step, balance)
+        gone = set(before.nodes) - set(plan.nodes) - freed - set(plan.dismissed)
         for node in sorted(gone - self.members.lost.keys()):
             self.members.fence(node, "the step in which it was to join did not pass")
         with self._table.together():
             self._publish(plan)
             self._reporter.lost({node: self.members.lost[node] for node in plan.lost}, plan)
+            self._drainer.dismiss(before.epoch, plan)
+
+    def _may_dissolve(self, lost: Set[str], decision: StepDecision | None) -> Balance | None:
+        """By what the work of a pipeline would be shared out; None if it must not be."""
+        broken = broken_pipelines(self._plan.after(decision), lost).values()
+        # An error of the script's own would only come again.
+        is_own = any(all_raised_alike(lack.holders, self.members.raised) for lack in broken)
+        # Where each pipeline has a share of the optimizer's state no other one has it.
+        return None if is_own or self._shape.num_shards > 1 else self._balance
 
     async def _gather_records(self, epoch: int, lost: Set[str]) -> dict[str, Record | Fenced]:
         """Each surviving worker's record; one that is gone or silent past its time is fenced."""

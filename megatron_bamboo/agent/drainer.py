@@ -65,6 +65,14 @@ class Drainer:
         for node in sorted(set(before.nodes) - set(after.nodes) - self._members.lost.keys()):
             self._table.set(f"{GOING}{node}", f"{before.epoch} {step}".encode())
 
+    def dismiss(self, epoch: int, plan: Plan) -> None:
+        """Let the live nodes of dissolved pipelines go, which took part in an epoch that is over;
+        their machines stay, so each can be a standby in its next life."""
+        for node in plan.dismissed:
+            notice = Notice("its pipeline is dissolved", is_over=True)
+            self._table.set(f"{NOTICED}{node}", notice.to_json().encode())
+            self._table.set(f"{GOING}{node}", f"{epoch} 0".encode())
+
     def release(self, epoch: int, step: int) -> None:
         """Let those end whom nobody needs any more.
 

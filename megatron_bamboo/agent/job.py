@@ -49,6 +49,8 @@ class JobShape:
     """By pipeline what redundant forwards are placed in gaps by, as JSON; none: equal costs."""
     policy: str = Policy.BAMBOO
     """What may change in answer to a loss."""
+    num_shards: int = 1
+    """Over how many pipelines the optimizer's state is shared out; 1: each has all of it."""
     unit_works: tuple[int, ...] = ()
     """By unit what a microbatch takes, in ticks; none: all layers take the same."""
 

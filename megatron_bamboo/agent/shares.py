@@ -18,6 +18,6 @@ def log_shares(events: Emitter, plan: Plan, balance: Balance | None) -> None:
         step=plan.change.step,
         before=plan.arrangement.microbatches,
         after=[pipeline.shape.num_microbatches for pipeline in after],
-        paces=[asdict(balance.pace(pipeline)) for pipeline in after],
+        paces=[asdict(balance.pace(pipeline)) for pipeline in after if pipeline.stages],
         reason=plan.reason,
     )

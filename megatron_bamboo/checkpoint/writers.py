@@ -63,7 +63,8 @@ def _cut_alike(plan: Plan) -> list[PipelinePlan]:
     """The pipelines that have the same stages as most have."""
     by_cut: dict[object, list[PipelinePlan]] = {}
     for pipeline in plan.pipelines:
-        by_cut.setdefault(pipeline.shape.spans, []).append(pipeline)
+        if pipeline.stages:
+            by_cut.setdefault(pipeline.shape.spans, []).append(pipeline)
     return max(by_cut.values(), key=len)
 
 

@@ -5,7 +5,7 @@ inputs the bits are those of Megatron's schedules.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -51,13 +51,14 @@ class Compute:
         """What forwards keep on the device until their backwards, if it is counted."""
         self._sums = DeferredSums(stages)
         self._forward_step: ForwardStepFunc | None = None
+        self._source: Iterable[Any] = ()
         self._data: ReplayedIterator | None = None
         self._numbers: tuple[int, ...] = ()
         self._total_microbatches = 0
 
     def start_step(
         self,
-        data: Iterator[Any],
+        data: Iterable[Any],
         forward_step: ForwardStepFunc,
         arrangement: Arrangement,
         pipeline: int,
@@ -66,10 +67,16 @@ class Compute:
         step before, on replicas too.
 
         Args:
+            data: gives them anew each time that it is gone through.
             arrangement: what says which of the global microbatches these are.
             pipeline: that of this worker.
         """
-        self._data, self._forward_step = ReplayedIterator(data), forward_step
+        self._source, self._forward_step = data, forward_step
+        self.start_again(arrangement, pipeline)
+
+    def start_again(self, arrangement: Arrangement, pipeline: int) -> None:
+        """Forget what was done in a step; its microbatches may be others now."""
+        self._data = ReplayedIterator(iter(self._source))
         self._numbers = arrangement.global_microbatches(pipeline)
         self._total_microbatches = arrangement.total_microbatches
         self._sums.start_step()

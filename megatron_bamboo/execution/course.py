@@ -36,9 +36,9 @@ class Course:
         self.state = StepState(step)
         self.stepped = step
 
-    def begin_step(self, step: int, program: Program) -> None:
-        """Make the program of a step what is to be run."""
-        self.state = StepState(step)
+    def begin_step(self, step: int, program: Program, attempt: int) -> None:
+        """Make the program of a step what is to be run, for the first time or anew."""
+        self.state = StepState(step, attempt)
         self.queue = deque(program)
 
     @property

@@ -36,12 +36,15 @@ class StepProgress:
 
     step: int
     progress: Progress
+    attempt: int = 0
+    """The epoch in which the step was begun anew; 0: it was not."""
 
     def to_json(self) -> str:
         """The value of ``progress/<epoch>/<node>``."""
         return json.dumps(
             {
                 "step": self.step,
+                "attempt": self.attempt,
                 "done": [str(action) for action in sorted(self.progress.done)],
                 "received": [str(action) for action in sorted(self.progress.received)],
             }
@@ -54,19 +57,20 @@ class StepProgress:
         done, received = (
             frozenset(Action.parse(word) for word in values[name]) for name in ("done", "received")
         )
-        return cls(int(values["step"]), Progress(done, received))
+        return cls(int(values["step"]), Progress(done, received), int(values["attempt"]))
 
 
 def common_progress(published: Sequence[StepProgress]) -> StepProgress:
     """What workers that share layers have all done: none may skip what another still needs.
 
-    Where some have begun the next step, nothing of it is done by all.
+    Where some have begun the next step, or this one anew, nothing of it is done by all.
     """
-    newest = max(made.step for made in published)
-    made = [one.progress if one.step == newest else Progress() for one in published]
+    newest = max((made.step, made.attempt) for made in published)
+    made = [one.progress if (one.step, one.attempt) == newest else Progress() for one in published]
     done = frozenset.intersection(*(one.done for one in made))
     received = frozenset.intersection(*(one.received for one in made))
-    return StepProgress(newest, Progress(done, received))
+    step, attempt = newest
+    return StepProgress(step, Progress(done, received), attempt)
 
 
 @dataclass(frozen=True, slots=True)

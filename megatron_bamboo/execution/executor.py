@@ -8,7 +8,7 @@ forward and backward part of a program; the training step runs its tail.
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any
@@ -112,14 +112,13 @@ class Executor:
         state = self._course.state
         received = self._parts.transport.mailbox.arrived(state.step)
         done = frozenset(tuple(state.done))
-        return StepProgress(
-            state.step, Progress(done, frozenset(a for a in received if a.op in RECEIVE_OPS))
-        )
+        made = Progress(done, frozenset(a for a in received if a.op in RECEIVE_OPS))
+        return StepProgress(state.step, made, state.attempt)
 
-    def begin_step(self, step: int, data: Iterator[Any], forward_step: ForwardStepFunc) -> None:
+    def begin_step(self, step: int, data: Iterable[Any], forward_step: ForwardStepFunc) -> None:
         """Make the program of a step the one to run."""
         self.follow_plans()
-        self._course.begin_step(step, self._view.begin_step(step))
+        self._course.begin_step(step, self._view.begin_step(step), self._view.attempt(step))
         arrangement, number = self._view.arrangement, self._view.number
         self._parts.compute.start_step(data, forward_step, arrangement, number)
         self._performer.expect()
@@ -284,6 +283,7 @@ class Executor:
         )
 
 
-def _first_of(data_iterator: Any) -> Iterator[Any]:
+def _first_of(data_iterator: Any) -> Iterable[Any]:
     """The step's microbatches; Megatron's list has an iterator a chunk, all over the same ones."""
-    return iter(data_iterator[0] if isinstance(data_iterator, list) else data_iterator)
+    first: Iterable[Any] = data_iterator[0] if isinstance(data_iterator, list) else data_iterator
+    return first

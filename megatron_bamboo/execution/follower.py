@@ -45,7 +45,8 @@ class PlanFollower:
         the step is worked out; if that cannot be done yet, the main thread does it.
         """
         parts, view = self._parts, self._view
-        if parts.worker not in plan.nodes:  # it was let go
+        # Where it was let go nothing is; where a step is begun anew, what it has is left first.
+        if parts.worker not in plan.nodes or plan.redone is not None:
             return
         groups = self._memberships(plan)
         parts.registry.add_pairs(plan.epoch, groups)
@@ -62,7 +63,7 @@ class PlanFollower:
             LetGo: this node is in no place of it.
         """
         start = time.monotonic()
-        parts, view, course = self._parts, self._view, self._course
+        parts, course = self._parts, self._course
         parts.ledger.follow(plan.epoch)
         if parts.worker not in plan.nodes:
             raise LetGo
@@ -71,7 +72,16 @@ class PlanFollower:
             self._make_change()
             state.done.clear()  # the step is passed
         before = course.plan
-        victims = view.victims(plan)
+        if plan.redone is None:
+            self._go_on(plan)
+        else:
+            self._begin_again(plan)
+        self._log_takeover(before, plan, start)
+
+    def _go_on(self, plan: Plan) -> None:
+        """What was done stays done."""
+        parts, view, course = self._parts, self._view, self._course
+        state, victims = course.state, view.victims(plan)
         published = self._published_progress(plan, parts.wait_seconds) if victims else {}
         state.done[:] = view.follow(victims, published, state.step, state.done)
         course.plan = plan
@@ -85,7 +95,28 @@ class PlanFollower:
             if course.is_in_step and not course.is_passed:
                 self._adopt_mirrors()
                 self._performer.expect()
-        self._log_takeover(before, plan, start)
+
+    def _begin_again(self, plan: Plan) -> None:
+        """The step that is open is begun anew, with other microbatches.
+
+        Nothing of it may be mistaken for what comes now, so all channels are left too.
+        """
+        parts, view, course = self._parts, self._view, self._course
+        parts.transport.renew(parts.registry.renew_pairs(plan.epoch))
+        view.begin_again(plan)
+        course.plan = plan
+        self.enter(plan)
+        self._gather_again(plan.decision)
+        self.hold(plan)
+        if course.is_in_step and not course.is_passed:
+            step = course.state.step
+            assert step == plan.redone, f"step {step} is open, and {plan.redone} begun anew"
+            program = (*self.open_gathers(), *view.begin_step(step))
+            course.begin_step(step, program, view.attempt(step))
+            parts.compute.start_again(view.arrangement, view.number)
+            self._performer.expect()
+        elif course.queue:
+            course.queue = deque(self._remaining(hit=False))
 
     def go_on_after(self, step: int) -> None:
         """A step has just been applied: act by what was planned for after it, if anything was, and

@@ -86,6 +86,11 @@ class Mailbox:
         with self._condition:
             self._messages = {m: t for m, t in self._messages.items() if m.step > step}
 
+    def clear(self) -> None:
+        """Drop all messages: what they belong to is begun anew."""
+        with self._condition:
+            self._messages.clear()
+
     def wake(self) -> None:
         """Let whoever waits look whether it must leave."""
         with self._condition:

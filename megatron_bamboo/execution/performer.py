@@ -131,7 +131,8 @@ class Performer:
 
     def _commit(self, action: Action) -> None:
         numbers = self._view.arrangement.global_microbatches(self._view.number)
-        self._parts.tail.commit(self._view.pipeline, numbers, self._state)
+        view = self._view
+        self._parts.tail.commit(view.pipeline, numbers, view.is_first, self._state)
 
     def _step(self, action: Action) -> None:
         state, parts = self._state, self._parts

@@ -43,9 +43,13 @@ class _Loss:
     victim: int
     published: Mapping[int, StepProgress]
 
-    def progress_in(self, step: int) -> dict[int, Progress]:
-        """By rank, the progress of those who were in this step."""
-        return {rank: made.progress for rank, made in self.published.items() if made.step == step}
+    def progress_in(self, step: int, attempt: int) -> dict[int, Progress]:
+        """By rank, the progress of those who were in this attempt at a step."""
+        return {
+            rank: made.progress
+            for rank, made in self.published.items()
+            if (made.step, made.attempt) == (step, attempt)
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,8 @@ class PipelineView:
         self._verifies_in = verifies_in
         self.moving_step = 0
         """The newest step in which state moves, in any pipeline; 0: there has been none."""
+        self._redone = (0, 0)
+        """The newest step that was begun anew, and in which epoch."""
         self._changed_after = 0
         """Up to this step another schedule was in force: what was done in it counts no more."""
         self.adopted: tuple[Action, ...] = ()
@@ -120,7 +126,7 @@ class PipelineView:
         """
         hit: Schedule | None = None
         for loss in self._losses:
-            made = loss.progress_in(step)
+            made = loss.progress_in(step, self.attempt(step))
             if made or hit is not None:
                 hit = take_over(hit or self._steady, loss.victim, made)
             self._steady = take_over(self._steady, loss.victim, {})
@@ -247,7 +253,14 @@ class PipelineView:
         return [a for a in done if a in exact.done] + sorted(covered_by(adopted))
 
     def _known(self, published: Mapping[int, StepProgress], step: int) -> dict[int, Progress]:
-        return {} if step <= self._changed_after else _Loss(-1, published).progress_in(step)
+        if step <= self._changed_after:
+            return {}
+        return _Loss(-1, published).progress_in(step, self.attempt(step))
+
+    def attempt(self, step: int) -> int:
+        """The epoch in which a step was begun anew; 0: it was not."""
+        redone, epoch = self._redone
+        return epoch if step == redone else 0
 
     def last_mirrors(self, stage: int) -> tuple[Action, ...]:
         """Of each chunk of a stage the receive of the last mirror in a step, if there are any."""
@@ -271,6 +284,8 @@ class PipelineView:
         """Who holds what from now on, and what moves in which step."""
         self.pipeline = plan.pipelines[self.number]
         self.arrangement = plan.arrangement
+        self.is_first = self.number == plan.first_pipeline
+        """Whether this pipeline speaks for all where one is enough."""
         self._moves = ()
         if plan.change is not None:
             rank_of = self.pipeline.rank_of
@@ -284,6 +299,13 @@ class PipelineView:
     def make_change(self, plan: Plan, step: int) -> None:
         """Begin whole steps under a plan whose change was made in a step."""
         self._changed_after = step
+        self.set_plan(plan)
+        self._begin_anew()
+
+    def begin_again(self, plan: Plan) -> None:
+        """Begin the step that is open anew, with the microbatches that a plan gives."""
+        assert plan.redone is not None
+        self._redone = (plan.redone, plan.epoch)
         self.set_plan(plan)
         self._begin_anew()
 

@@ -102,7 +102,8 @@ def memberships(
 
 def _holders(plan: Plan, stages: Sequence[int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Who runs and who shadows one stage of each pipeline, in pipeline order."""
-    pairs = list(zip(plan.pipelines, stages, strict=True))
+    # A pipeline that is dissolved has none.
+    pairs = [pair for pair in zip(plan.pipelines, stages, strict=True) if pair[0].stages]
     shadows = (pipe.replicas[stage] for pipe, stage in pairs)
     primaries = tuple(pipe.stages[stage] for pipe, stage in pairs)
     return primaries, tuple(worker for worker in shadows if worker is not None)
@@ -191,6 +192,7 @@ class GroupRegistry:
         self._forming: dict[str, tuple[Membership, _Formation]] = {}
         self._lost: set[str] = set()
         self._left_epoch = -1
+        self._renewed_epoch = -1
 
     def update(
         self, epoch: int, groups: dict[str, tuple[str, ...]], is_changed: bool = False
@@ -253,6 +255,23 @@ class GroupRegistry:
                 del self._forming[name]
         return self._keep(name, membership, group, store)
 
+    def renew_pairs(self, epoch: int) -> tuple[str, ...]:
+        """Leave all pairs of before an epoch, so that they are made anew; who is in them.
+
+        What is under way in them is never mistaken for what comes later. Both members do so.
+        """
+        with self._lock:
+            self._renewed_epoch = epoch
+            old = {n: m for n, m in self._memberships.items() if self._is_renewed(n, m)}
+            for name in old:
+                del self._memberships[name]
+            for name, (membership, formation) in self._forming.items():
+                if self._is_renewed(name, membership):
+                    formation.give_up(membership.members)
+            self._drop(lambda name, _members: name in old)
+            members = {member for membership in old.values() for member in membership.members}
+            return tuple(sorted(members - {self._node}))
+
     def members(self, name: str) -> tuple[str, ...]:
         """The members of a group of this name; nobody where this worker is alone in it."""
         with self._lock:
@@ -302,7 +321,11 @@ class GroupRegistry:
 
     def _is_over(self, name: str, membership: Membership) -> bool:
         left = not _is_pair(name) and membership.epoch <= self._left_epoch
-        return left or bool(self._lost & set(membership.members))
+        renewed = self._is_renewed(name, membership)
+        return left or renewed or bool(self._lost & set(membership.members))
+
+    def _is_renewed(self, name: str, membership: Membership) -> bool:
+        return _is_pair(name) and membership.epoch < self._renewed_epoch
 
     def _refuse_over(self, name: str, membership: Membership) -> None:
         if self._is_over(name, membership):

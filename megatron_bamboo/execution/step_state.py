@@ -19,6 +19,8 @@ class StepState:
     """One step on one worker; actions are keys in their F and B form."""
 
     step: int
+    attempt: int = 0
+    """The epoch in which it was begun anew; 0: it was not."""
     done: list[Action] = field(default_factory=list)
     saved: dict[Action, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
     """By forward: its input and output, with their autograd graph, until the backward."""

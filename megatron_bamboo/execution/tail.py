@@ -42,7 +42,6 @@ class Tail:
     def __init__(
         self,
         node: str,
-        pipeline: int,
         stages: dict[int, Stage],
         layout: CommitLayout,
         registry: GroupRegistry,
@@ -56,7 +55,6 @@ class Tail:
         must_end: Callable[[], bool] = lambda: False,
     ) -> None:
         self._node = node
-        self._pipeline = pipeline
         self._stages = stages
         self._layout = layout
         self._registry = registry
@@ -153,15 +151,18 @@ class Tail:
         self._scheduler.num_steps = counters.num_samples
         self._scheduler.step(0)
 
-    def commit(self, pipeline: PipelinePlan, numbers: Sequence[int], state: StepState) -> None:
+    def commit(
+        self, pipeline: PipelinePlan, numbers: Sequence[int], gives_units: bool, state: StepState
+    ) -> None:
         """Agree with all live workers that the step is applied, and learn the commit vector.
 
         Args:
             numbers: by microbatch of this pipeline, its number among all.
+            gives_units: the units' slots are this pipeline's to fill.
         """
         group = self._registry.get(COMMIT_GROUP)
         slots = [
-            *self._contribution(pipeline, numbers, state),
+            *self._contribution(pipeline, numbers, gives_units, state),
             *self._verification.slots(state.step),
         ]
         vector = torch.tensor(slots, dtype=torch.float64)
@@ -215,12 +216,12 @@ class Tail:
             group.share(unit.shards_of_parameters())
 
     def _contribution(
-        self, pipeline: PipelinePlan, numbers: Sequence[int], state: StepState
+        self, pipeline: PipelinePlan, numbers: Sequence[int], gives_units: bool, state: StepState
     ) -> list[float]:
-        """This worker's slots: pipeline 0 gives the units, each pipeline its losses."""
+        """This worker's slots: one pipeline gives the units, each its losses."""
         own = [number for number, node in enumerate(pipeline.stages) if node == self._node]
         norms: dict[str, float] = {}
-        if self._pipeline == 0:
+        if gives_units:
             for number in own:
                 stage = self._stages[number]
                 norms |= {

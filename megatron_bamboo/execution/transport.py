@@ -312,8 +312,18 @@ class Transport:
             closing = [self._channels.pop(peer) for peer in self._lost & self._channels.keys()]
             self._expected = {m: p for m, p in self._expected.items() if p not in self._lost}
         for channel in closing:
-            channel.close()
-            self._traffic[channel.peer] = (channel.bytes_sent, channel.bytes_received)
+            self._close(channel)
+
+    def renew(self, peers: Iterable[str]) -> None:
+        """Leave the channels to live peers, and all that came by them or is waited for there: the
+        step is begun anew. Who is connected again has a new channel."""
+        with self._lock:
+            closing = [self._channels.pop(peer) for peer in peers if peer in self._channels]
+            self._expected.clear()
+        for channel in closing:
+            self._close(channel)
+        self._sent = SentLog()
+        self.mailbox.clear()
 
     def expect(self, expected: Iterable[Expected]) -> None:
         """Receive these messages in this order, except what is expected already.
@@ -386,11 +396,20 @@ class Transport:
     def traffic(self) -> dict[str, tuple[int, int]]:
         """Bytes sent and received by peer, lost ones included."""
         with self._lock:
-            open_now = {
-                peer: (channel.bytes_sent, channel.bytes_received)
-                for peer, channel in self._channels.items()
-            }
-        return dict(sorted((self._traffic | open_now).items()))
+            channels = list(self._channels.values())
+        traffic = dict(self._traffic)
+        for channel in channels:
+            _count(traffic, channel)
+        return dict(sorted(traffic.items()))
+
+    def _close(self, channel: Channel) -> None:
+        channel.close()
+        _count(self._traffic, channel)
 
     def _maker(self, peer: str) -> Callable[[], Group]:
         return lambda: self._make_group(peer)
+
+
+def _count(traffic: dict[str, tuple[int, int]], channel: Channel) -> None:
+    sent, received = traffic.get(channel.peer, (0, 0))
+    traffic[channel.peer] = (sent + channel.bytes_sent, received + channel.bytes_received)

@@ -23,12 +23,13 @@ class PipelineShape:
     spans: tuple[StageSpan, ...]
     """Of each chunk of each stage: chunk c of stage s is the one at c * stages + s."""
     num_microbatches: int
+    """0: it is dissolved, and only its number is kept."""
     num_chunks: int = 1
     """Of each stage."""
 
     def __post_init__(self) -> None:
         check_spans(self.spans)
-        if self.num_microbatches < 1:
+        if self.num_microbatches < 0:
             raise ValueError(f"a pipeline has {self.num_microbatches} microbatches: give it one")
         if self.num_chunks < 1 or len(self.spans) % self.num_chunks:
             raise ValueError(f"{len(self.spans)} spans are not {self.num_chunks} for each stage")

@@ -13,6 +13,7 @@ from megatron_bamboo.membership.decision import Fenced, Record, StepDecision
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.planner.healing import (
     first_open_step,
+    next_plan,
     protected,
     transfers_between,
     transfers_reason,
@@ -55,7 +56,7 @@ def drain(
     """
     before = plan.after(decision)
     going = can_go(before, leaving)
-    follows = replace(before, epoch=plan.epoch + 1, lost=(), decision=decision)
+    follows = next_plan(before, decision)
     step = first_open_step(decision, last_step)
     if step > last_step or not going:
         return replace(follows, reason="nothing is left to change")

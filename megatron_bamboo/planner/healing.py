@@ -93,7 +93,7 @@ def heal(
         for number, pipelines in enumerate(zip(before.pipelines, after, strict=True))
         for transfer in transfers_between(number, *pipelines)
     )
-    follows = replace(before, epoch=plan.epoch + 1, lost=(), decision=decision)
+    follows = next_plan(before, decision)
     step = first_open_step(decision, last_step)
     better = None if balance is None else balance.better(after)
     if step > last_step or not (transfers or better):
@@ -105,6 +105,13 @@ def heal(
         reasons.append(better.reason)
     change = Change(step, transfers, tuple(after))
     return replace(follows, change=change, reason="; ".join(reasons))
+
+
+def next_plan(before: Plan, decision: StepDecision | None) -> Plan:
+    """The same plan in the next epoch, without loss."""
+    return replace(
+        before, epoch=before.epoch + 1, lost=(), decision=decision, redone=None, dismissed=()
+    )
 
 
 def stages_to_hold(pipeline: PipelinePlan, node: str) -> tuple[int, ...]:

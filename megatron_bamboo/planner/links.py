@@ -79,7 +79,7 @@ def broken_links(
         plan: the one in force.
         least_seconds: what has not lasted so long shows nothing.
     """
-    known = _with_places(waits, len(plan.pipelines[0].stages))
+    known = _with_places(waits, len(plan.pipelines[plan.first_pipeline].stages))
     found: dict[tuple[str, ...], BrokenLink] = {}
     several = MEND_OPS if plan.arrangement.is_cut_alike else _BY_UNIT
     for wait, place in known.values():

@@ -16,6 +16,8 @@ from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.membership.workers import worker_name
 from megatron_bamboo.planner.arrangement import Arrangement, PipelineShape
 
+NOTHING_LOST = "no stage was lost"
+
 
 class NoHolder(Exception):
     """No live node holds a stage of a pipeline: it cannot go on without a checkpoint."""
@@ -102,6 +104,11 @@ class Plan:
     reason: str
     change: Change | None = None
     """A planned change, in a step of this epoch; None too once it is made."""
+    redone: int | None = None
+    """The step that is begun anew in this epoch, with other microbatches, since a pipeline has been
+    dissolved; None where what was done stays done."""
+    dismissed: tuple[str, ...] = ()
+    """The live nodes of such a pipeline, which are in no place from this epoch on."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -135,8 +142,13 @@ class Plan:
     @property
     def reporter(self) -> str:
         """The node whose word about a step is the first to be written."""
-        pipeline = self.pipelines[0]
+        pipeline = self.pipelines[self.first_pipeline]
         return next(node for node in pipeline.ranks if node in pipeline.stages)
+
+    @property
+    def first_pipeline(self) -> int:
+        """The number of the first one that is not dissolved."""
+        return next(number for number, pipeline in enumerate(self.pipelines) if pipeline.stages)
 
     def made(self) -> "Plan":
         """The plan once its change's step has passed."""
@@ -184,6 +196,7 @@ class Plan:
             pipelines=tuple(map(named, self.pipelines)),
             lost=tuple(map(name, self.lost)),
             change=change,
+            dismissed=tuple(map(name, self.dismissed)),
         )
 
     def to_json(self) -> str:
@@ -200,6 +213,7 @@ class Plan:
             epoch=int(values.pop("epoch")),
             pipelines=tuple(map(PipelinePlan.from_fields, values.pop("pipelines"))),
             lost=tuple(values.pop("lost")),
+            dismissed=tuple(values.pop("dismissed")),
             decision=None if decision is None else StepDecision.from_fields(decision),
             change=None if change is None else _change(change),
             **values,
@@ -257,7 +271,9 @@ def plan_after_loss(plan: Plan, lost: Set[str], decision: StepDecision | None) -
         epoch=plan.epoch + 1,
         pipelines=tuple(pipelines),
         decision=decision,
-        reason="; ".join(moves) or "no stage was lost",
+        redone=None,
+        dismissed=(),
+        reason="; ".join(moves) or NOTHING_LOST,
     )
     if plan.change is not None and decision is not None and not plan.change.is_made(decision):
         after = replace(after, change=_what_is_left(plan.change, after.pipelines, lost))

@@ -35,6 +35,14 @@ class Shares:
     numbers: tuple[int, ...]
     ticks: int
 
+    def apply(self, pipelines: Sequence[PipelinePlan]) -> tuple[PipelinePlan, ...]:
+        """The pipelines with these shares."""
+        pairs = zip(pipelines, self.numbers, strict=True)
+        return tuple(
+            replace(pipe, shape=replace(pipe.shape, num_microbatches=number))
+            for pipe, number in pairs
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Rebalancing:
@@ -52,11 +60,7 @@ class Rebalancing:
 
     def apply(self, pipelines: Sequence[PipelinePlan]) -> tuple[PipelinePlan, ...]:
         """The pipelines with these shares."""
-        pairs = zip(pipelines, self.after.numbers, strict=True)
-        return tuple(
-            replace(pipe, shape=replace(pipe.shape, num_microbatches=number))
-            for pipe, number in pairs
-        )
+        return self.after.apply(pipelines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +76,15 @@ class Balance:
 
         Where nothing is gained everything stays, so that nobody changes back and forth.
         """
-        paces = [self.pace(pipeline) for pipeline in pipelines]
-        now = self._shares(paces, [pipeline.shape.num_microbatches for pipeline in pipelines])
-        best = self._shares(paces, split(paces, sum(now.numbers)))
+        numbers = [pipeline.shape.num_microbatches for pipeline in pipelines]
+        now, best = self._shares(pipelines, numbers), self.best(pipelines, sum(numbers))
         return Rebalancing(now, best) if best.ticks < now.ticks else None
+
+    def best(self, pipelines: Sequence[PipelinePlan], num_microbatches: int) -> Shares:
+        """The shares of so many with which the slowest pipeline takes least; a pipeline that is
+        dissolved gets none."""
+        parts = iter(split([self.pace(p) for p in pipelines if p.stages], num_microbatches))
+        return self._shares(pipelines, [next(parts) if p.stages else 0 for p in pipelines])
 
     def pace(self, pipeline: PipelinePlan) -> Pace:
         """What a pipeline's microbatches take on the nodes that run it."""
@@ -93,7 +102,7 @@ class Balance:
     def _work(self, pipeline: PipelinePlan, stage: int) -> int:
         return sum(sum(self.works[first:past]) for first, past in pipeline.shape.spans_of(stage))
 
-    @staticmethod
-    def _shares(paces: Sequence[Pace], numbers: Sequence[int]) -> Shares:
-        pairs = zip(paces, numbers, strict=True)
-        return Shares(tuple(numbers), max(pace.time(number) for pace, number in pairs))
+    def _shares(self, pipelines: Sequence[PipelinePlan], numbers: Sequence[int]) -> Shares:
+        pairs = zip(pipelines, numbers, strict=True)
+        times = (self.pace(pipeline).time(n) for pipeline, n in pairs if pipeline.stages)
+        return Shares(tuple(numbers), max(times))

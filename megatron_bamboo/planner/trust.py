@@ -142,6 +142,8 @@ def _holder(copy: Copy, plan: Plan) -> str:
 
 
 def _holders(pipeline: PipelinePlan, unit: str) -> tuple[str, ...]:
+    if not pipeline.stages:  # it is dissolved
+        return ()
     stage = pipeline.shape.stage_of(unit)
     pair = (pipeline.stages[stage], pipeline.replicas[stage])
     return tuple(worker for worker in pair if worker is not None)

@@ -148,6 +148,13 @@ def test_nothing_of_a_step_is_common_that_some_have_not_begun() -> None:
         assert common_progress(order) == made(7)
 
 
+def test_nothing_of_a_step_is_common_that_some_have_not_begun_anew() -> None:
+    anew = replace(made(7, "1.0F0"), attempt=2)
+    assert common_progress([MADE, anew]) == replace(made(7), attempt=2)
+    assert common_progress([anew, anew]) == anew
+    assert StepProgress.from_json(anew.to_json().encode()) == anew
+
+
 def test_a_loss_is_answered_with_progress_and_then_one_record(
     worker: Worker, client: StoreClient
 ) -> None:

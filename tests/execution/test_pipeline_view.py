@@ -7,8 +7,11 @@ import pytest
 from megatron_bamboo.execution import pipeline
 from megatron_bamboo.execution.epochs import StepProgress
 from megatron_bamboo.execution.pipeline import PipelineView
+from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.planner.arrangement import equal_pipelines
+from megatron_bamboo.planner.dissolving import go_on_after
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, TAIL_OPS, Action, Op
 from megatron_bamboo.schedule.costs import Costs
 from megatron_bamboo.schedule.redundancy import Redundancy
@@ -321,3 +324,24 @@ def test_a_shadow_adopts_the_mirror_that_all_see_it_has() -> None:
     again = plan_after_loss(plan_after_loss(START, {"node2"}, None), {"node7"}, None)
     assert follow(shadow, again, done[1], published) == done[1]
     assert shadow.adopted == ()
+
+
+def test_what_was_done_before_a_step_was_begun_anew_counts_for_nothing() -> None:
+    """Neither here nor of others who have not come to it; in the same attempt it does."""
+    passed = StepDecision(STEP - 1, True, (), "as the test wants it")
+    balance = Balance((0, 1, 1, 1, 1, 0), Redundancy.LAZY)
+    begun = go_on_after(START, {"node4", "node5"}, passed, 1, balance)
+    assert begun.redone == STEP
+    after = plan_after_loss(begun, {"node2"}, passed)
+    done = Progress(frozenset(actions("0.0F0 0.0SEND_F0 0.0F1 0.0SEND_F1")))
+    remaining = []
+    for attempt in (0, begun.epoch):
+        view = view_of("node3")
+        view.begin_step(STEP)
+        view.begin_again(begun)
+        assert len([a for a in view.begin_step(STEP) if a.op is Op.F]) == 2 * MICROBATCHES
+        follow(view, after, (), {0: StepProgress(STEP, done, attempt)})
+        assert (view.attempt(STEP), view.attempt(STEP + 1)) == (begun.epoch, 0)
+        remaining.append([str(a) for a in view.in_force.programs[0] if a.op is Op.F])
+    assert remaining[0][:3] == ["0.0F0", "0.0F1", "0.0F2"]
+    assert remaining[1][0] == "0.0F2"

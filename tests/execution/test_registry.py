@@ -17,8 +17,12 @@ from megatron_bamboo.execution.registry import (
     holder_group,
     memberships,
 )
+from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.planner.arrangement import equal_pipelines
+from megatron_bamboo.planner.dissolving import go_on_after
 from megatron_bamboo.planner.plan import initial_plan, plan_after_loss
+from megatron_bamboo.planner.rebalancing import Balance
+from megatron_bamboo.schedule.redundancy import Redundancy
 
 NODES = tuple(f"node{number}" for number in range(6))
 MEMBERS = ("node0", "node1")
@@ -218,3 +222,51 @@ def test_groups_with_nodes_that_were_let_go_end_and_others_stay(
     for name in ("commit", "pair/two"):
         with pytest.raises(PeerLost):
             groups.get(name)
+
+
+def test_pairs_are_made_anew_where_a_step_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose making ends only then; those of the new epoch stay."""
+    keys = []
+    release = threading.Event()
+
+    def make(store: FakeStore, name: str, members: tuple[str, ...], *_: object) -> FakeGroup:
+        keys.append(name)
+        if name.endswith("node3") and keys.count(name) == 1:
+            assert release.wait(10)
+        return FakeGroup(name, members)
+
+    groups = made_by(monkeypatch, make)
+    pairs = {"pair/node0+node1": MEMBERS, "pair/node0+node3": ("node0", "node3")}
+    groups.update(0, pairs)
+    old = groups.get("pair/node0+node1")
+    failed: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            groups.get("pair/node0+node3")
+        except PeerLost as error:
+            failed.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while "pair/node0+node3" not in keys:
+        time.sleep(0.01)
+    assert groups.renew_pairs(1) == ("node1", "node3")
+    waiter.join(10)
+    release.set()
+    assert len(failed) == 1
+    assert isinstance(old, FakeGroup) and old.released.is_set()
+    groups.update(1, pairs)
+    new = groups.get("pair/node0+node1")
+    assert new is not old and groups.renew_pairs(1) == ()
+    assert groups.get("pair/node0+node1") is new
+
+
+def test_a_dissolved_pipeline_is_in_no_group() -> None:
+    plan = initial_plan(NODES, equal_pipelines(2, 3, 4), "lazy")
+    passed = StepDecision(3, True, (), "as the test wants it")
+    balance = Balance((0, 1, 1, 0), Redundancy.LAZY)
+    plan = go_on_after(plan, {"node2", "node3"}, passed, 1, balance)
+    groups = memberships(plan, "node0", True, 1)
+    assert groups[COMMIT_GROUP] == ("node0", "node1", "node4", "node5")
+    assert groups["primaries/0-0-0"] == ("node0", "node4")

@@ -40,8 +40,8 @@ def test_stages_hold_each_unit_once(spans: tuple[StageSpan, ...], message: str) 
 
 
 def test_pipelines_have_work_and_one_model() -> None:
-    with pytest.raises(ValueError, match="0 microbatches"):
-        PipelineShape(((0, 2),), 0)
+    with pytest.raises(ValueError, match="-1 microbatches"):
+        PipelineShape(((0, 2),), -1)
     with pytest.raises(ValueError, match="needs a pipeline"):
         Arrangement(())
     with pytest.raises(ValueError, match=r"\[2, 3\] units"):
