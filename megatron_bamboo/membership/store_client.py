@@ -32,8 +32,9 @@ RETRY_SECONDS = 0.05
 LOOK_SECONDS = 0.25
 # An answer that has begun to arrive is whole within this time, and a request is taken within it.
 FRAME_SECONDS = 5.0
-# A wait ends at the server; this much later the client stops listening for the answer.
-ANSWER_GRACE_SECONDS = 0.5
+# A wait ends at the server; this much later the client stops listening for the answer. It is what a
+# way there and back may take, or short waits would never be answered and connections only be made.
+ANSWER_GRACE_SECONDS = 2.0
 
 
 class StoreError(ConnectionError):

@@ -25,7 +25,7 @@ from megatron_bamboo.execution.epochs import (
 from megatron_bamboo.execution.errors import DeadlineExceeded, EpochEnded
 from megatron_bamboo.execution.ledger import CommitLedger
 from megatron_bamboo.membership.decision import Record, StepDecision
-from megatron_bamboo.membership.store_client import ANSWER_GRACE_SECONDS, StoreClient, StoreError
+from megatron_bamboo.membership.store_client import StoreClient, StoreError
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 from megatron_bamboo.schedule.actions import Action
@@ -298,15 +298,16 @@ def test_a_worker_whose_store_is_silent_for_a_while_goes_on_following(
     server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(epochs, "_POLL_SECONDS", 0.1)
+    monkeypatch.setattr("megatron_bamboo.membership.store_client.ANSWER_GRACE_SECONDS", 0.3)
 
     def go_on(worker: Worker) -> None:
-        time.sleep(0.5 + 2 * ANSWER_GRACE_SECONDS)
+        time.sleep(1.2)
         announce(worker.client, 0, VICTIM)
         publish(worker.client, NEXT)
         worker.follow()
         os._exit(0)
 
-    silence = threading.Timer(0.3, server.call, [time.sleep, 2 * ANSWER_GRACE_SECONDS])
+    silence = threading.Timer(0.3, server.call, [time.sleep, 0.7])
     silence.start()
     assert exit_status(server, go_on) == 0
     silence.join()

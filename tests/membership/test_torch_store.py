@@ -1,11 +1,14 @@
 """Process groups that rendezvous over the embedded store."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from server_thread import ServerThread, store_client
+from wiretap import Wiretap
 
 from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
 
@@ -59,6 +62,22 @@ def test_a_wait_ends_at_the_stores_deadline(client: StoreClient) -> None:
     assert own.timeout == timedelta(seconds=9)
     with pytest.raises(StoreTimeout):
         own.wait(["missing"], timedelta(seconds=0.1))
+
+
+def test_a_rendezvous_holds_where_answers_take_long() -> None:
+    with contextlib.ExitStack() as ends:
+        server = ServerThread()
+        ends.callback(server.stop)
+        wiretap = ends.enter_context(contextlib.closing(Wiretap(server.address)))
+        far = ends.enter_context(contextlib.closing(store_client(wiretap.address, 9)))
+        wiretap.to_server = wiretap.to_client = _late
+        server.call(server.table.set, "group/3/there", b"1")
+        assert store(far, 9).get("there") == b"1"
+
+
+def _late(piece: bytes) -> bytes:
+    time.sleep(0.3)
+    return piece
 
 
 def test_cancel_releases_a_wait_and_forbids_the_rest(client: StoreClient) -> None:

@@ -45,9 +45,7 @@ from megatron_bamboo.membership.lives import first_life
 from megatron_bamboo.observe.events import EventLog, read_events
 
 # Far above what a job takes even on a busy machine: no live worker is ever fenced by accident.
-DEADLINES = Deadlines(
-    record_seconds=20.0, startup_seconds=60.0, stall_seconds=60.0, store_seconds=50.0
-)
+DEADLINES = Deadlines(record_seconds=20.0, startup_seconds=60.0, store_seconds=50.0)
 REAP_SECONDS = 0.5
 
 
@@ -155,7 +153,7 @@ def _prepare_and_run(request: JobRequest, lines: list[str]) -> Outcome:
         shape,
         request.job_dir,
         injections,
-        DEADLINES,
+        replace(DEADLINES, stall_seconds=request.stall_seconds),
         standbys=standbys,
         write_faults=faults,
         respawn_seconds=request.respawn_seconds,

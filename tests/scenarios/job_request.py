@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+STALL_SECONDS = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
@@ -23,6 +25,8 @@ class JobRequest:
     num_standbys: int = 0
     respawn_seconds: float | None = None
     notices: str = "none"
+    stall_seconds: float = STALL_SECONDS
+    """Without an iteration, before the job ends."""
 
     @property
     def job_dir(self) -> Path:

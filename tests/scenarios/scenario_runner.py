@@ -8,6 +8,7 @@ from pathlib import Path
 
 from evidence import Expected, complaints
 from forked_jobs import JOB_SECONDS, FinishedJob, ForkServer, RunningJob
+from job_request import STALL_SECONDS
 from moments import Moment
 from moving import MovingMoment
 from tiny_gpt import Shape, request
@@ -40,6 +41,7 @@ class ScenarioRunner:
         num_standbys: int = 0,
         respawn_seconds: float | None = None,
         notices: str = "none",
+        stall_seconds: float = STALL_SECONDS,
     ) -> RunningJob:
         """Start a job."""
         folder = self._folder / f"job{next(self._numbers)}"
@@ -53,6 +55,7 @@ class ScenarioRunner:
                 num_standbys=num_standbys,
                 respawn_seconds=respawn_seconds,
                 notices=notices,
+                stall_seconds=stall_seconds,
             )
         )
 

@@ -11,20 +11,23 @@ import pytest
 from evidence import Expected
 from forked_jobs import FinishedJob
 from namespaces import HUB, Namespaces, why_not
+from needs import missing
 from scenario_runner import ScenarioRunner
 from slow_network import SlowNetwork
 from slow_network import why_not as why_not_slow
 from tiny_gpt import Shape
 from write_watcher import WriteWatcher
 
+from megatron_bamboo.agent.job import LEASE_SECONDS
 from megatron_bamboo.membership.lives import first_life
 
 pytestmark = pytest.mark.multiprocess
 
 SHORT = Shape(3, 1, num_steps=15)
 LONG = Shape(3, 1, num_steps=120)
-FEW_STEPS = Shape(3, 1, num_steps=4)
-LONGEST_JOB_SECONDS = 300.0
+FEW_STEPS = Shape(3, 1, num_microbatches=2, num_steps=3)
+# Each message waits for others, and groups are made by many.
+LONGEST_JOB_SECONDS, GROUP_MINUTES = 400.0, 4
 
 
 def lease(seconds: float) -> tuple[str, str]:
@@ -37,19 +40,21 @@ def joins(job: FinishedJob, node: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "interruptions",
+    ("lease_seconds", "interruptions"),
     [
-        pytest.param((1.3,), id="once"),
-        pytest.param((0.9, 0.9, 0.9), id="a flapping link", marks=pytest.mark.slow),
+        pytest.param(4.0, (1.3,), id="once"),
+        pytest.param(LEASE_SECONDS, (2.4,), id="half of the default", marks=pytest.mark.slow),
+        pytest.param(4.0, (0.9, 0.9, 0.9), id="a flapping link", marks=pytest.mark.slow),
     ],
 )
 def test_interruptions_shorter_than_half_a_lease_decide_nothing(
-    scenarios: ScenarioRunner, interruptions: Sequence[float]
+    scenarios: ScenarioRunner, lease_seconds: float, interruptions: Sequence[float]
 ) -> None:
     if (reason := why_not()) is not None:
-        pytest.skip(reason)
+        missing("netns", reason)
     with Namespaces(SHORT.num_nodes) as network:
-        job = scenarios.start(SHORT, "eager", more_flags=lease(4.0), namespaces=network.prefix)
+        flags = lease(lease_seconds)
+        job = scenarios.start(SHORT, "eager", more_flags=flags, namespaces=network.prefix)
         watcher = WriteWatcher(job)
         job.wait_for_step("node1", 3)
         for seconds in interruptions:
@@ -66,7 +71,7 @@ def test_a_longer_flap_is_one_loss_and_the_node_returns_as_another(
     scenarios: ScenarioRunner,
 ) -> None:
     if (reason := why_not()) is not None:
-        pytest.skip(reason)
+        missing("netns", reason)
     with Namespaces(LONG.num_nodes) as network:
         job = scenarios.start(
             LONG, "lazy", more_flags=lease(2.0), namespaces=network.prefix, respawn_seconds=0.5
@@ -92,26 +97,33 @@ def test_a_node_that_can_only_hear_or_only_send_is_one_loss(
     scenarios: ScenarioRunner, sender: str, receiver: str
 ) -> None:
     if (reason := why_not()) is not None:
-        pytest.skip(reason)
-    with Namespaces(SHORT.num_nodes) as network:
-        job = scenarios.start(SHORT, "eager", more_flags=lease(3.0), namespaces=network.prefix)
+        missing("netns", reason)
+    with Namespaces(LONG.num_nodes) as network:
+        job = scenarios.start(LONG, "lazy", more_flags=lease(2.0), namespaces=network.prefix)
         watcher = WriteWatcher(job)
         job.wait_for_step("node1", 3)
         network.cut(sender, receiver)
         finished = job.finish()
         assert list(watcher.complaints(finished, range(1, 3))) == []
     (loss,) = finished.events("loss")
-    assert loss["cause"].startswith("nothing was heard of it for 3.")
-    assert scenarios.complaints(finished, Expected(SHORT, "eager", ["node1"])) == []
+    assert loss["cause"].startswith("nothing was heard of it for 2.")
+    assert scenarios.complaints(finished, Expected(LONG, "lazy", ["node1"])) == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * LONGEST_JOB_SECONDS)
 def test_a_delay_of_200_ms_decides_nothing(scenarios: ScenarioRunner) -> None:
     if (reason := why_not_slow()) is not None:
-        pytest.skip(reason)
+        missing("netns", reason)
+    flags = (*lease(3.0), "--distributed-timeout-minutes", str(GROUP_MINUTES))
     with SlowNetwork(FEW_STEPS.num_nodes, delay_seconds=0.2) as network:
-        job = scenarios.start(FEW_STEPS, "lazy", more_flags=lease(3.0), namespaces=network.prefix)
+        job = scenarios.start(
+            FEW_STEPS,
+            "lazy",
+            more_flags=flags,
+            namespaces=network.prefix,
+            stall_seconds=LONGEST_JOB_SECONDS,
+        )
         watcher = WriteWatcher(job)
         finished = job.finish(LONGEST_JOB_SECONDS)
         assert list(watcher.complaints(finished, range(1))) == []
