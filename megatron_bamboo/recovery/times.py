@@ -4,7 +4,7 @@ It is what the schedule itself says, simulated with the model's costs: of whole 
 planner has it, of those with a node that runs several stages as the runtime orders their work.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from functools import cache
 
 from megatron_bamboo.planner.layers import UnitCosts
@@ -29,14 +29,19 @@ class IterationTimes:
 
     def __init__(self, costs: UnitCosts) -> None:
         self._units = costs.units
+        self._newest: tuple[tuple[PipelinePlan, ...], float] | None = None
         self._pipeline_seconds = cache(self._simulate)
         self._end_after_loss = cache(self._rehearse)
 
-    def of(self, pipelines: Sequence[PipelinePlan]) -> float:
+    def of(self, pipelines: tuple[PipelinePlan, ...]) -> float:
         """What an iteration takes: its slowest pipeline."""
-        return max(self._pipeline_seconds(_anonymous(pipeline)) for pipeline in pipelines)
+        # Asked after each step of the same plan.
+        if self._newest is None or self._newest[0] is not pipelines:
+            times = (self._pipeline_seconds(_anonymous(pipeline)) for pipeline in pipelines)
+            self._newest = pipelines, max(times)
+        return self._newest[1]
 
-    def stretch(self, pipelines: Sequence[PipelinePlan], lost: Set[str], elapsed: float) -> float:
+    def stretch(self, pipelines: tuple[PipelinePlan, ...], lost: Set[str], elapsed: float) -> float:
         """How much longer the iteration takes in which shadows take over, no pause being counted.
 
         Of several losses in one pipeline each is taken to cost what it would alone.
