@@ -88,7 +88,7 @@ class RecoveryHook:
 
     def microbatches(self) -> Iterable[Any]:
         """The next step's microbatches of this pipeline, as the script's data set gives them."""
-        return self._worker.microbatches(self._next_step)
+        return self._worker.data.microbatches(self._next_step)
 
     def steps(self) -> Iterator[int]:
         """The steps to be done; they end early where this node is let go."""

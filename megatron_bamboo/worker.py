@@ -5,7 +5,7 @@ imports are quiet because ``training.py`` comes first.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import timedelta
@@ -21,8 +21,6 @@ from megatron_bamboo.checkpoint.common import plain_args
 from megatron_bamboo.config import Layout, Options, ReplicaMemory, read_costs
 from megatron_bamboo.config.emulation import EMULATED
 from megatron_bamboo.data.fingerprint import fingerprint
-from megatron_bamboo.data.gpt_dataset import read_microbatch
-from megatron_bamboo.data.samples import microbatch_samples
 from megatron_bamboo.execution.accounting import MemoryAccount
 from megatron_bamboo.execution.commit import (
     CommitLayout,
@@ -32,22 +30,24 @@ from megatron_bamboo.execution.commit import (
 )
 from megatron_bamboo.execution.compute import Compute
 from megatron_bamboo.execution.epochs import EpochWatch, Handlers
-from megatron_bamboo.execution.errors import DeadlineExceeded, PeerLost
+from megatron_bamboo.execution.errors import PeerLost
 from megatron_bamboo.execution.executor import Executor
 from megatron_bamboo.execution.groups import Group
 from megatron_bamboo.execution.injection import Injector
+from megatron_bamboo.execution.last_gather import await_gathers
 from megatron_bamboo.execution.ledger import CommitLedger
 from megatron_bamboo.execution.local_groups import make_tensor_group, model_groups
 from megatron_bamboo.execution.mailbox import Mailbox
 from megatron_bamboo.execution.mirrors import Mirrors
-from megatron_bamboo.execution.parts import Parts, Shapes
+from megatron_bamboo.execution.parts import Parts, Shapes, shapes_of
 from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.execution.registry import GroupRegistry, pair_group
 from megatron_bamboo.execution.reports import StepReporter
 from megatron_bamboo.execution.script_groups import ScriptGroups, make_script_groups
 from megatron_bamboo.execution.shaped_link import Link, ShapedGroup
+from megatron_bamboo.execution.step_data import StepData
 from megatron_bamboo.execution.tail import Tail
-from megatron_bamboo.execution.transport import TensorShape, Transport
+from megatron_bamboo.execution.transport import Transport
 from megatron_bamboo.execution.turnstile import Turnstile, share_memory
 from megatron_bamboo.execution.verification import Verification
 from megatron_bamboo.execution.whereabouts import Whereabouts
@@ -57,10 +57,8 @@ from megatron_bamboo.membership.place import FINISH, LEAVE, LOOP, SAVE, START
 from megatron_bamboo.membership.raised import Raised, tell_raised
 from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.membership.torch_store import BambooStore
-from megatron_bamboo.membership.workers import node_of, workers_of
 from megatron_bamboo.model.emulated import DEVICE
 from megatron_bamboo.model.gpt import Recipe, prepare_process
-from megatron_bamboo.model.moving import num_bytes
 from megatron_bamboo.model.place import set_current_stage
 from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.model.shard import WHOLE, Shard
@@ -77,7 +75,6 @@ from megatron_bamboo.script.providers import Script
 from megatron_bamboo.script.state import get_args
 
 T = TypeVar("T")
-_POLL_SECONDS = 0.02
 
 
 class Worker:
@@ -144,6 +141,13 @@ class Worker:
             max_deferred=options.bamboo.bamboo_max_deferred,
             verifies_in=lambda step: self._verification.is_due(step),
         )
+        self.data = StepData(
+            self._dataset,
+            training.micro_batch_size,
+            layout.global_batch_size,
+            self._view,
+            self._events,
+        )
         self._ledger = CommitLedger(node)
         self._mailbox = Mailbox()
         self._registry = GroupRegistry(node, self._make_store, self._timeout())
@@ -209,7 +213,7 @@ class Worker:
         """The call of it in Megatron-LM's own loop."""
         return forward_backward_func(
             forward_step_func=self._script.forward_step,
-            data_iterator=self.microbatches(self._executor.step + 1),
+            data_iterator=self.data.microbatches(self._executor.step + 1),
             model=self.chunks,
             num_microbatches=self.num_microbatches,
             seq_length=self._options.data.seq_length,
@@ -311,7 +315,13 @@ class Worker:
 
     def _finish(self) -> None:
         if self._view.sharded or self._options.bamboo.bamboo_verify_replicas:
-            self._await_gathers()
+            await_gathers(
+                self._executor,
+                self._client,
+                self._environment.worker,
+                self._layout.tensor_size,
+                self._timeout().total_seconds(),
+            )
         self._reporter.finish()
         if self._account is not None:
             self._account.say(self._events)
@@ -332,36 +342,6 @@ class Worker:
         self._events.emit("traffic", peers=self._transport.traffic())
         self._watch.close()
 
-    def _await_gathers(self) -> None:
-        """Stay until all live workers have the last step's parameters.
-
-        Whoever has not may need this one's once more. In each epoch it is asked anew; a worker that
-        has ended before the epoch began has seen that all have them.
-
-        Raises:
-            DeadlineExceeded: a worker neither had them nor was declared lost.
-        """
-        deadline = time.monotonic() + self._timeout().total_seconds()
-        while True:
-            plan = self._executor.follow_plans()
-            self._client.set(f"whole/{plan.epoch}/{self._environment.worker}", b"1")
-            missing = self._without_gather(plan)
-            if not missing:
-                return
-            if time.monotonic() > deadline:
-                what = f"the last parameters in epoch {plan.epoch}"
-                raise DeadlineExceeded(f"{', '.join(missing)} did not gather {what}")
-            time.sleep(_POLL_SECONDS)
-
-    def _without_gather(self, plan: Plan) -> list[str]:
-        """The live workers that are not known to have all parameters."""
-        return [
-            worker
-            for worker in workers_of(map(node_of, plan.nodes), self._layout.tensor_size)
-            if self._client.get(f"whole/{plan.epoch}/{worker}") is None
-            and self._client.get(f"done/{worker}") is None
-        ]
-
     def _named_state(self, stage: Stage) -> Iterator[tuple[str, torch.Tensor]]:
         """A stage's tensors; where workers share layers, each one's part by a name of its own."""
         rank, size = self._environment.tensor_rank, self._environment.tensor_size
@@ -369,33 +349,6 @@ class Worker:
             yield (name if size == 1 else f"tensor{rank}/{name}"), tensor
         if self._loss_scale.is_used:
             yield f"loss_scale/worker{rank}/state", self._loss_scale.state()
-
-    def microbatches(self, step: int) -> Iterable[Any]:
-        """This pipeline's microbatches of a step: a function of the seed and the step alone.
-
-        They can be gone through again: in a step that is begun anew they are others.
-        """
-        return _Repeated(lambda: self._read(step))
-
-    def _read(self, step: int) -> Iterator[Any]:
-        numbers = self._view.arrangement.global_microbatches(self._view.number)
-        attempt = self._view.attempt(step)
-        for microbatch, number in enumerate(numbers):
-            indices = microbatch_samples(
-                step - 1,
-                number,
-                self._options.training.micro_batch_size,
-                self._layout.global_batch_size,
-            )
-            self._events.emit(
-                "samples",
-                step=step,
-                attempt=attempt,
-                pipeline=self._view.number,
-                microbatch=microbatch,
-                samples=list(indices),
-            )
-            yield read_microbatch(self._dataset, indices)
 
     def _learning_rate(self) -> float:
         return float(self._scheduler.get_lr(self._scheduler.optimizer.param_groups[0]))
@@ -521,27 +474,12 @@ class Worker:
     def _shapes(self) -> Shapes:
         options = self._options
         shared_by = self._layout.tensor_size if options.parallel.sequence_parallel else 1
-        size = (
+        activation = (
             options.data.seq_length // shared_by,
             options.training.micro_batch_size,
             options.model.hidden_size,
         )
-        stage = next(iter(self._stages.values()))
-        like = stage.reduced
-        tied = [stage.tied_gradient() for stage in self._stages.values() if stage.tied_unit]
-        return Shapes(
-            activation=TensorShape(size, dtype_of(options.precision), like.device),
-            tied=_shape_of(tied[0]) if tied else None,
-            refresh={
-                number: _shape_of(stage.stepped_gradient())
-                for number, stage in self._stages.items()
-            },
-            state=self._shape_of_state,
-        )
-
-    def _shape_of_state(self, number: int) -> TensorShape:
-        stage = self._stages[number]
-        return TensorShape((num_bytes(stage),), torch.uint8, stage.reduced.device)
+        return shapes_of(self._stages, activation, dtype_of(options.precision))
 
     def _handlers(self) -> Handlers:
         def leave_groups(epoch: int, lost: Collection[str]) -> None:
@@ -570,17 +508,3 @@ class Worker:
 
     def _timeout(self) -> timedelta:
         return timedelta(minutes=self._options.parallel.distributed_timeout_minutes)
-
-
-class _Repeated:
-    """A step's microbatches, from the first one on each time that they are gone through."""
-
-    def __init__(self, microbatches: Callable[[], Iterator[Any]]) -> None:
-        self._microbatches = microbatches
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._microbatches()
-
-
-def _shape_of(tensor: torch.Tensor) -> TensorShape:
-    return TensorShape(tuple(tensor.shape), tensor.dtype, tensor.device)
