@@ -120,7 +120,6 @@ def _lead(
     endpoint: Endpoint | None,
     must_end: Callable[[], bool],
 ) -> int:
-    command, limits = command_of(args), deadlines(args, args.join_deadline)
     is_begun = goes_on(job_dir)
     if not is_begun:
         check_is_new(job_dir)
@@ -129,23 +128,12 @@ def _lead(
         check_store(job_dir, args.store)
     else:
         begin_store(job_dir, args.store)
-        status = prepare(command, args.nodes, args.workers_per_node, job_dir)
+        status = prepare(command_of(args), args.nodes, args.workers_per_node, job_dir)
         if status != 0:
             return status
-    shape = JobShape.read(job_dir)
-    check_shape(args, shape, limits)
-    spec = JobSpec(
-        (),
-        shape,
-        job_dir,
-        deadlines=limits,
-        host=host,
-        port=args.port,
-        max_failures=args.max_failures,
-        notices=args.notices,
-        secret_file=args.secret_file,
-    )
-    spec = replace(spec, invitation=_invite(spec, command, is_begun))
+    spec = _spec(args, job_dir, host)
+    spec = replace(spec, invitation=_invite(spec, command_of(args), is_begun))
+    shape = spec.shape
     with screen(shape.start_step, shape.train_iters) as (say, advance):
         say(f"job folder: {job_dir}")
         if endpoint is not None:
@@ -156,6 +144,23 @@ def _lead(
         outcome = run_job(spec, None, say, advance, must_end)
     say_end("bamboo coordinator", shape, outcome, job_dir)
     return outcome.status
+
+
+def _spec(args: argparse.Namespace, job_dir: Path, host: str) -> JobSpec:
+    """The job as the script has prepared it; UserError where it is not what was asked for."""
+    shape, limits = JobShape.read(job_dir), deadlines(args, args.join_deadline)
+    check_shape(args, shape, limits)
+    return JobSpec(
+        (),
+        shape,
+        job_dir,
+        deadlines=limits,
+        host=host,
+        port=args.port,
+        max_failures=args.max_failures,
+        notices=args.notices,
+        secret_file=args.secret_file,
+    )
 
 
 def _invite(spec: JobSpec, command: Sequence[str], is_begun: bool) -> str:

@@ -64,7 +64,7 @@ class Door:
             NotNeeded: the job is over, or this machine is to be taken.
             UserError: there is no coordinator, or no secret.
         """
-        self._check_is_needed()
+        self.check_is_needed()
         if self._folder is None and self._secret_file is None and SECRET_VARIABLE not in os.environ:
             raise UserError(
                 f"--join {self._text} needs the job's secret: give --secret-file, or set "
@@ -106,12 +106,13 @@ class Door:
 
     def wait(self, why: str) -> None:
         """Wait a little; as for ``find``, UserError with the reason when the time is over."""
-        self._check_is_needed()
+        self.check_is_needed()
         if time.monotonic() > self._until:
             raise UserError(f"{why} (waited {self._seconds:g} s, see --deadline)")
         time.sleep(LOOK_SECONDS)
 
-    def _check_is_needed(self) -> None:
+    def check_is_needed(self) -> None:
+        """NotNeeded if that is known by now."""
         if self._is_leaving:
             raise NotNeeded("this machine is to be taken before it has joined")
         if self._folder is not None and (outcome := Outcome.read(self._folder)) is not None:

@@ -81,15 +81,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _enter(door: Door, name: str, interface: str | None) -> int:
-    try:
-        with handling(signal.SIGTERM, lambda *_: door.leave()):
+    with handling(signal.SIGTERM, lambda *_: door.leave()):
+        try:
             settings, invitation = _join(door, name, interface)
-    except NotNeeded as reason:
-        print(f"bamboo agent: {reason}")
-        return Status.FINISHED
-    except KeyboardInterrupt:
-        return Status.INTERRUPTED
-    return _be(settings, invitation)
+            door.check_is_needed()
+        except NotNeeded as reason:
+            print(f"bamboo agent: {reason}")
+            return Status.FINISHED
+        except KeyboardInterrupt:
+            return Status.INTERRUPTED
+        return _be(settings, invitation)
 
 
 def _join(door: Door, name: str, interface: str | None) -> tuple[AgentSettings, Invitation]:
