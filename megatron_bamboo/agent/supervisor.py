@@ -149,7 +149,7 @@ class Supervisor:
 
     def _ask_to_end(self, leader: Leader | None) -> None:
         """Pass on that the job is to end; often, for who leads may be another one by now."""
-        if self._must_end() and leader is not None and leader.pid in self._running:
+        if leader is not None and self._runs(leader) and self._must_end():
             os.kill(leader.pid, signal.SIGUSR1)
 
     def _start(self) -> None:

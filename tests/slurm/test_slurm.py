@@ -64,10 +64,22 @@ def test_tasks_of_an_array_come_go_and_are_used_again(
 
     # Its task is to go to another machine: it is told so, and leaves in time.
     leaver, lost = job.stages()[0], len(job.events("loss"))
-    cluster.run("scontrol", "requeue", cluster.task_on(leaver))
+    task = cluster.task_on(leaver)
+    cluster.run("scontrol", "requeue", task)
     cluster.until(lambda: f"{victim}.2" in job.stages(), "work for the node that is back")
     cluster.until(lambda: [e["node"] for e in job.events("drained")] == [leaver], "leave")
     assert len(job.events("loss")) == lost == 1
+    cluster.start_requeued(task)
+    cluster.until(lambda: f"{leaver}.2" in job.joined(), "node that has left and is back")
+
+    # Another one is only told to leave: the script itself asks for another start.
+    told = job.stages()[2]
+    task = cluster.task_on(told.partition(".")[0])
+    cluster.run("scancel", "--signal=TERM", task)
+    cluster.until(lambda: f"{leaver}.2" in job.stages(), "work for the other one")
+    cluster.until(lambda: cluster.queue(task) == ["PENDING"], "requeue by the script")
+    assert [e["node"] for e in job.events("drained")] == [leaver, told]
+    assert len(job.events("loss")) == 1
     job.wait_for_steps(2)
 
     # The end of the coordinator's time.
