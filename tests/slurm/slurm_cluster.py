@@ -28,6 +28,7 @@ STABLE = "node1"
 START_SECONDS = 120.0
 COMMAND_SECONDS = 60.0
 LOOK_SECONDS = 0.2
+SETTLE_SECONDS = 3.0
 
 CONFIGURATION = """
 ClusterName=test
@@ -110,6 +111,8 @@ class SlurmCluster:
     def start_requeued(self, job: str) -> None:
         """Start a job, or task, that was requeued and is held for two minutes."""
         self.until(lambda: self.queue(job) == ["PENDING"], f"requeue of {job}")
+        # A node refuses what it was told to kill in the same second; that is what the hold is for.
+        time.sleep(SETTLE_SECONDS)
         self.run("scontrol", "update", f"jobid={job}", "starttime=now")
 
     def submit(self, script: str, variables: Mapping[str, str], *options: str) -> str:
@@ -137,8 +140,15 @@ class SlurmCluster:
         return dict(line.split() for line in self.run("sinfo", "-hN", "-o", "%N %T").splitlines())
 
     def task_on(self, node: str) -> str:
-        """The id of the job, or task of an array, that runs on a node."""
-        return self.run("squeue", "-h", "-w", node, "-t", "running", "-o", "%A").strip()
+        """The id of the job, or task of an array, that runs on a node.
+
+        Not its number: that of one task is the array's, too.
+        """
+        return self.run("squeue", "-h", "-w", node, "-t", "running", "-o", "%i").strip()
+
+    def node_of(self, job: str) -> str:
+        """The node that a job, or task of an array, runs on."""
+        return self.run("squeue", "-h", "-j", job, "-o", "%N").strip()
 
     def queue(self, job: str) -> list[str]:
         """The states of a job's tasks that have not ended."""

@@ -72,13 +72,15 @@ def test_tasks_of_an_array_come_go_and_are_used_again(
     cluster.start_requeued(task)
     cluster.until(lambda: f"{leaver}.2" in job.joined(), "node that has left and is back")
 
-    # Another one is only told to leave: the script itself asks for another start.
-    told = job.stages()[2]
-    task = cluster.task_on(told.partition(".")[0])
-    cluster.run("scancel", "--signal=TERM", task)
-    cluster.until(lambda: f"{leaver}.2" in job.stages(), "work for the other one")
-    cluster.until(lambda: cluster.queue(task) == ["PENDING"], "requeue by the script")
-    assert [e["node"] for e in job.events("drained")] == [leaver, told]
+    # Another one is only told to leave: its script itself asks for another start, of this task
+    # alone (the number of the last one is the whole array's).
+    last = f"{array}_3"
+    machine = cluster.node_of(last)
+    cluster.run("scancel", "--signal=TERM", last)
+    cluster.until(lambda: cluster.queue(last) == ["PENDING"], "requeue by the script")
+    assert cluster.queue(array).count("RUNNING") == 3
+    drained = [event["node"] for event in job.events("drained")]
+    assert [node.partition(".")[0] for node in drained] == [leaver, machine]
     assert len(job.events("loss")) == 1
     job.wait_for_steps(2)
 
