@@ -20,7 +20,7 @@ from megatron_bamboo.rehearsal.work import work_complaints
 STEPS_TO_HEAL = 4
 # Everything that a run may leave. A checkpoint folder is not among it.
 JOB_FOLDER = {"job.json", "losses.jsonl", "events", "logs", "state"}
-JOB_FOLDER |= {"store.sqlite", "secret", "outcome.json"}
+JOB_FOLDER |= {"secret", "outcome.json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,8 @@ def _iteration_lines(job: FinishedJob, expected: Expected) -> Iterator[str]:
 
 
 def _folder(job: FinishedJob, expected: Expected) -> Iterator[str]:
-    if (found := {path.name for path in job.job_dir.iterdir()}) != JOB_FOLDER:
+    store = "store.url" if job.request.store else "store.sqlite"
+    if (found := {path.name for path in job.job_dir.iterdir()}) != JOB_FOLDER | {store}:
         yield f"the job folder holds {sorted(found)}"
 
 

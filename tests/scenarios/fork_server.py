@@ -42,6 +42,7 @@ from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.process import ForkedNode, adopted_orphans, fork
 from megatron_bamboo.agent.run_job import run_job
 from megatron_bamboo.membership.lives import first_life
+from megatron_bamboo.membership.stores import begin_store
 from megatron_bamboo.observe.events import EventLog, read_events
 
 # Far above what a job takes even on a busy machine: no live worker is ever fenced by accident.
@@ -148,6 +149,7 @@ def _prepare_and_run(request: JobRequest, lines: list[str]) -> Outcome:
     nodes, standbys = tuple(names[: request.num_nodes]), tuple(names[request.num_nodes :])
     injections, faults = parse_injections(request.injections)
     shape = JobShape.read(request.job_dir)
+    begin_store(request.job_dir, request.store)
     spec = JobSpec(
         nodes,
         shape,

@@ -27,6 +27,8 @@ class JobRequest:
     notices: str = "none"
     stall_seconds: float = STALL_SECONDS
     """Without an iteration, before the job ends."""
+    store: str | None = None
+    """As ``--store`` is given; None for the embedded one."""
 
     @property
     def job_dir(self) -> Path:

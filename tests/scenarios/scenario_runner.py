@@ -42,6 +42,7 @@ class ScenarioRunner:
         respawn_seconds: float | None = None,
         notices: str = "none",
         stall_seconds: float = STALL_SECONDS,
+        store: str | None = None,
     ) -> RunningJob:
         """Start a job."""
         folder = self._folder / f"job{next(self._numbers)}"
@@ -56,6 +57,7 @@ class ScenarioRunner:
                 respawn_seconds=respawn_seconds,
                 notices=notices,
                 stall_seconds=stall_seconds,
+                store=store,
             )
         )
 
