@@ -88,6 +88,14 @@ class Cluster:
                     return number
         return None
 
+    def await_leader(self) -> int:
+        """The same, as soon as one says so."""
+        until = time.monotonic() + START_SECONDS
+        while (number := self.leader()) is None:
+            assert time.monotonic() < until, "no member leads"
+            time.sleep(0.05)
+        return number
+
     def kill(self, number: int) -> None:
         """A member is gone, at once."""
         self._members[number].kill()

@@ -80,8 +80,7 @@ def test_the_leader_of_three_members_dies(members: Cluster, tmp_path: Path) -> N
             table.add("count", 1, f"request{number}")
             table.say({"line": number})
             if number == 10:
-                leader = members.leader()
-                assert leader is not None
+                leader = members.await_leader()
                 members.kill(leader)
         journal.flush(SECONDS)
         assert journal.generation == 1
