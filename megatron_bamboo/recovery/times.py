@@ -34,11 +34,11 @@ class IterationTimes:
         self._end_after_loss = cache(self._rehearse)
 
     def of(self, pipelines: tuple[PipelinePlan, ...]) -> float:
-        """What an iteration takes: its slowest pipeline."""
+        """What an iteration takes: its slowest pipeline; one that is dissolved does nothing."""
         # Asked after each step of the same plan.
         if self._newest is None or self._newest[0] is not pipelines:
-            times = (self._pipeline_seconds(_anonymous(pipeline)) for pipeline in pipelines)
-            self._newest = pipelines, max(times)
+            running = (_anonymous(pipeline) for pipeline in pipelines if pipeline.stages)
+            self._newest = pipelines, max(map(self._pipeline_seconds, running))
         return self._newest[1]
 
     def stretch(self, pipelines: tuple[PipelinePlan, ...], lost: Set[str], elapsed: float) -> float:
@@ -53,6 +53,8 @@ class IterationTimes:
         moment = int(MOMENTS * min(elapsed / whole, 1.0))
         end = whole
         for pipeline in pipelines:
+            if not lost & set(pipeline.stages):
+                continue
             hit = _anonymous(pipeline)
             own = self._pipeline_seconds(hit)
             ends = [

@@ -1,5 +1,7 @@
 """What iterations take by the schedule, and how much longer those with takeovers are."""
 
+from dataclasses import replace
+
 import pytest
 from recovering import costs_of, nodes_of
 
@@ -30,6 +32,14 @@ def test_whole_pipelines_take_what_their_slowest_takes() -> None:
     assert TIMES.of(FOUR.pipelines) == 6 * (8 + 3)
     shapes = (PipelineShape(((0, 8),), 3), PipelineShape(((0, 4), (4, 8)), 9))
     assert TIMES.of(plan_of(Arrangement(shapes)).pipelines) == max(3 * 24, 12 * (9 + 1))
+
+
+def test_a_dissolved_pipeline_takes_no_time() -> None:
+    shapes = (PipelineShape(((0, 4), (4, 8)), 2), PipelineShape(((0, 4), (4, 8)), 9))
+    first, second = plan_of(Arrangement(shapes)).pipelines
+    dissolved = replace(second, stages=(), replicas=())
+    assert TIMES.of((first, dissolved)) == 12 * (2 + 1)
+    assert TIMES.stretch((first, dissolved), {"node0"}, 0.0) > 0
 
 
 def test_chunks_are_interleaved() -> None:
