@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict
 
+from megatron_bamboo.agent.calls import Calls
 from megatron_bamboo.agent.drainer import Drainer
 from megatron_bamboo.agent.ending import Ending
+from megatron_bamboo.agent.grower import Grower
 from megatron_bamboo.agent.headway import Headway
 from megatron_bamboo.agent.healer import Healer
 from megatron_bamboo.agent.job import JobSpec
@@ -41,6 +43,7 @@ from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.events import Emitter
 from megatron_bamboo.planner.dissolving import broken_pipelines, go_on_after
 from megatron_bamboo.planner.draining import counting_records, drain
+from megatron_bamboo.planner.growing import grow
 from megatron_bamboo.planner.healing import heal
 from megatron_bamboo.planner.links import broken_links, whom_to_fence
 from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_digest
@@ -89,7 +92,10 @@ class Coordinator:
             num_open=0 if spec.nodes else spec.num_nodes,
         )
         self._balance = shape.balance()
-        self._healer = Healer(self.members, table, self._balance)
+        calls = Calls(self.members, table)
+        self._healer = Healer(self.members, calls, self._balance)
+        # Where each pipeline has a share of the optimizer's state no other one can give it.
+        self._grower = Grower(self.members, calls, self._balance if shape.num_shards == 1 else None)
         self._drainer = Drainer(self.members, table, reporter)
         self._failures = Failures(table)
         self._max_failures = spec.max_failures
@@ -130,7 +136,7 @@ class Coordinator:
             # Who is done has passed the last commit. With nobody else left, nothing is to decide.
             if lost and not (done and nodes <= done | lost):
                 await self._change_epoch(Ending(lost))
-            elif not await self._drain() and not await self._heal():
+            elif not (await self._drain() or await self._heal() or await self._grow()):
                 await self._await_step()
         self._look()
         for node in sorted(lost):
@@ -329,6 +335,16 @@ class Coordinator:
         await self._change_epoch(Ending(standby=standby))
         return True
 
+    async def _grow(self) -> bool:
+        """Let a dissolved pipeline begin again if it can; whether it does."""
+        is_last = self._headway.step + 1 >= self._shape.train_iters
+        if self._wish() is not None or is_last or self._steps_in_epoch == 0:
+            return False
+        if (growth := self._grower.due(self._plan)) is None:
+            return False
+        await self._change_epoch(Ending(growth=growth))
+        return True
+
     async def _change_epoch(self, ending: Ending) -> None:
         """End the epoch, decide its newest step, and publish the plan that follows.
 
@@ -372,7 +388,9 @@ class Coordinator:
     def _publish_change(self, ending: Ending, decision: StepDecision | None) -> None:
         # Who was asked to end may do so after any step: nothing moves in one.
         last_step = self._shape.train_iters if self._wish() is None else 0
-        if ending.leaving:
+        if ending.growth is not None and self._balance is not None:
+            plan = grow(self._plan, decision, last_step, ending.growth, self._balance)
+        elif ending.leaving:
             plan = drain(self._plan, decision, last_step, ending.leaving, self._balance)
         else:
             plan = heal(self._plan, decision, last_step, ending.standby, self._balance)

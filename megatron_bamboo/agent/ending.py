@@ -5,6 +5,7 @@ from collections.abc import Set
 from dataclasses import asdict, dataclass
 from typing import Self
 
+from megatron_bamboo.planner.growing import Growth
 from megatron_bamboo.planner.healing import Vacancy
 
 Standby = tuple[Vacancy, str]
@@ -22,6 +23,8 @@ class Ending:
     """Who joins, and where."""
     leaving: tuple[str, ...] = ()
     """Who goes, the most urgent ones first."""
+    growth: Growth | None = None
+    """Who becomes a pipeline."""
 
     def to_json(self) -> str:
         """The value of ``ending/<epoch>``."""
@@ -29,7 +32,8 @@ class Ending:
         if self.standby is not None:
             called = {**asdict(self.standby[0]), "node": self.standby[1]}
         values = {"lost": sorted(self.lost), "standby": called, "leaving": self.leaving}
-        return json.dumps(values)
+        growth = None if self.growth is None else asdict(self.growth)
+        return json.dumps({**values, "growth": growth})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -39,4 +43,7 @@ class Ending:
         standby = None
         if called is not None:
             standby = Vacancy(called["pipeline"], called["rank"]), called["node"]
-        return cls(frozenset(values["lost"]), standby, tuple(values["leaving"]))
+        growth = values["growth"]
+        if growth is not None:
+            growth = Growth(growth["pipeline"], tuple(growth["nodes"]))
+        return cls(frozenset(values["lost"]), standby, tuple(values["leaving"]), growth)

@@ -61,13 +61,14 @@ class Executor:
         """Open channels and make the groups of the first plan, after ``step`` steps.
 
         Where a node is lost meanwhile the rest is made when it is first used: another worker may
-        be past this, and waits for what this one computes.
+        be past this, and waits for what this one computes. So are all groups of a pipeline that
+        begins among others, which come to them in the order of their step.
         """
         self._course.begin(watch, step)
         self._parts.ledger.follow(self.plan.epoch)
         self._follower.enter(self.plan)
         self._follower.hold(self.plan)
-        for action in self._view.collectives():
+        for action in () if self._view.pipeline.begins else self._view.collectives():
             waiting = self._waiting_for(self._members_of(action))
             try:
                 with self._parts.where.at(step, str(action), "the others", waiting=waiting):

@@ -71,6 +71,9 @@ class PlanFollower:
         if change is not None and change.is_made(plan.decision):
             self._make_change()
             state.done.clear()  # the step is passed
+        # Nothing more comes from them, nor do they take anything.
+        parts.registry.forget(plan.dismissed)
+        parts.transport.drop(plan.dismissed)
         before = course.plan
         if plan.redone is None:
             self._go_on(plan)

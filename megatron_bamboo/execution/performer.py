@@ -120,13 +120,11 @@ class Performer:
         self._parts.tail.receive_refresh(action.stage, peer, self._state, self.take)
 
     def _send_state(self, action: Action) -> None:
-        step, ranks = self._state.step, self._view.pipeline.ranks
-        for move in self._view.moves(step):
-            if move.stage == action.stage:
-                self._parts.tail.send_state(action.stage, ranks[move.target], self._state)
+        for peer in self._view.given(action.stage, self._state.step):
+            self._parts.tail.send_state(action.stage, peer, self._state)
 
     def _receive_state(self, action: Action) -> None:
-        peer = self._view.pipeline.stages[action.stage]
+        peer = self._view.sender_of(action)
         self._parts.tail.receive_state(action.stage, peer, self._state, self.take)
 
     def _commit(self, action: Action) -> None:

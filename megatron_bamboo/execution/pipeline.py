@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from megatron_bamboo.execution.epochs import StepProgress
 from megatron_bamboo.planner.arrangement import PipelineShape
-from megatron_bamboo.planner.plan import PipelinePlan, Plan
+from megatron_bamboo.planner.plan import PipelinePlan, Plan, Transfer
 from megatron_bamboo.schedule.actions import SEND_OPS, Action, Op
 from megatron_bamboo.schedule.costs import Costs
 from megatron_bamboo.schedule.generate import compute_schedule
@@ -19,6 +19,7 @@ from megatron_bamboo.schedule.schedule import (
     Program,
     Schedule,
     count_promoted,
+    no_work,
 )
 from megatron_bamboo.schedule.steady import steady_schedule
 from megatron_bamboo.schedule.tail import (
@@ -69,6 +70,7 @@ class _Awaited:
     schedule: Schedule
     pipeline: PipelinePlan
     moves: tuple[Move, ...]
+    fetched: Mapping[int, str]
     senders: tuple[tuple[Action, str], ...]
 
 
@@ -138,8 +140,9 @@ class PipelineView:
         """The tail of a step under the placement in force."""
         moves, verifies = self.moves(step), self._verifies_in(step)
         alike = self.arrangement.is_cut_alike
+        fetched = self.fetched(step)
         return tail_program(
-            self.in_force, self.rank, self.tied, self.sharded, moves, verifies, alike
+            self.in_force, self.rank, self.tied, self.sharded, moves, verifies, alike, fetched
         )
 
     def collectives(self) -> Program:
@@ -163,9 +166,17 @@ class PipelineView:
         """The state that moves within this pipeline in a step."""
         return self._moves if step == self.moving_step else ()
 
+    def fetched(self, step: int) -> dict[int, str]:
+        """By stage whose state comes here from another pipeline in a step, who sends it."""
+        return self._fetched if step == self.moving_step else {}
+
+    def given(self, stage: int, step: int) -> tuple[str, ...]:
+        """To whom this worker sends a stage's state in a step, in whatever pipeline."""
+        return tuple(self._given.get(stage, ())) if step == self.moving_step else ()
+
     def state_sends(self, step: int) -> Program:
         """What is to be sent first in a step in which state moves."""
-        return state_sends(self.rank, self.moves(step))
+        return state_sends(self._given if step == self.moving_step else ())
 
     def refreshed(self, stage: int, step: int) -> tuple[str, ...]:
         """The nodes that need a stage's final gradient: its replica's and its new holders'."""
@@ -187,16 +198,16 @@ class PipelineView:
 
         From one undisturbed step to the next they are the same.
         """
-        held, moves = self._awaited, self.moves(step)
+        held, moves, fetched = self._awaited, self.moves(step), self.fetched(step)
         if (
             held is None
             or held.schedule is not self.in_force
             or held.pipeline is not self.pipeline
-            or held.moves != moves
+            or (held.moves, held.fetched) != (moves, fetched)
         ):
             senders = ((a, self.sender_of(a)) for a in (*self.remaining(), *self.tail(step)))
             others = tuple((action, node) for action, node in senders if node != self.node)
-            held = self._awaited = _Awaited(self.in_force, self.pipeline, moves, others)
+            held = self._awaited = _Awaited(self.in_force, self.pipeline, moves, fetched, others)
         return held.senders
 
     def victims(self, plan: Plan) -> tuple[int, ...]:
@@ -287,14 +298,25 @@ class PipelineView:
         self.is_first = self.number == plan.first_pipeline
         """Whether this pipeline speaks for all where one is enough."""
         self._moves = ()
+        self._fetched: dict[int, str] = {}
+        self._given: dict[int, list[str]] = {}
         if plan.change is not None:
-            rank_of = self.pipeline.rank_of
             self.moving_step = plan.change.step
-            self._moves = tuple(
-                Move(t.stage, rank_of(t.source), rank_of(t.target))
-                for t in plan.change.transfers
-                if t.pipeline == self.number
-            )
+            self._set_transfers(plan.change.transfers)
+
+    def _set_transfers(self, transfers: Sequence[Transfer]) -> None:
+        ranks, moves = self.pipeline.ranks, []
+        for transfer in transfers:
+            if transfer.source == self.node:
+                self._given.setdefault(transfer.stage, []).append(transfer.target)
+            if transfer.pipeline != self.number:
+                continue
+            if transfer.source in ranks:
+                move = (ranks.index(transfer.source), ranks.index(transfer.target))
+                moves.append(Move(transfer.stage, *move))
+            elif transfer.target == self.node:
+                self._fetched[transfer.stage] = transfer.source
+        self._moves = tuple(moves)
 
     def make_change(self, plan: Plan, step: int) -> None:
         """Begin whole steps under a plan whose change was made in a step."""
@@ -313,7 +335,9 @@ class PipelineView:
         pipeline, shape = self.pipeline, self.shape
         # The schedule of whole steps, before the losses below.
         steady = steady_schedule(
-            compute_schedule(shape.num_stages, shape.num_chunks, shape.num_microbatches),
+            compute_schedule(shape.num_stages, shape.num_chunks, shape.num_microbatches)
+            if shape.num_microbatches
+            else no_work(shape.num_stages, shape.num_chunks),
             pipeline.placement(),
             pipeline.replica_ranks(),
             self._redundancy,
@@ -335,6 +359,8 @@ class PipelineView:
         match action.op:
             case Op.RECV_F | Op.RECV_B:
                 return self.pipeline.stages[self.in_force.send_of(action).stage]
+            case Op.RECV_STATE if action.stage in self._fetched:
+                return self._fetched[action.stage]
             case Op.RECV_MIRROR | Op.RECV_REFRESH | Op.RECV_STATE:
                 return self.pipeline.stages[action.stage]
             case Op.TIE:

@@ -15,6 +15,7 @@ from megatron_bamboo.planner.plan import (
     NoHolder,
     PipelinePlan,
     Plan,
+    dissolved,
     plan_after_loss,
 )
 from megatron_bamboo.planner.rebalancing import Balance
@@ -38,8 +39,8 @@ def go_on_after(
         NoHolder: nobody has some stage of a pipeline, and no other pipeline can do its work.
     """
     broken = broken_pipelines(plan.after(decision), lost)
-    live = sum(bool(pipeline.stages) for pipeline in plan.pipelines)
-    if balance is None or decision is None or not broken or len(broken) == live:
+    working = sum(pipeline.shape.num_microbatches > 0 for pipeline in plan.pipelines)
+    if balance is None or decision is None or not broken or len(broken) == working:
         return plan_after_loss(plan, lost, decision)
     after = plan_after_loss(_without(plan, broken), lost, decision)
     best = balance.best(after.pipelines, plan.arrangement.total_microbatches)
@@ -60,6 +61,8 @@ def broken_pipelines(plan: Plan, lost: Set[str]) -> dict[int, NoHolder]:
     """By pipeline that has a stage without a live holder, which that is and whose it was."""
     broken: dict[int, NoHolder] = {}
     for number, pipeline in enumerate(plan.pipelines):
+        if pipeline.begins:  # it does no work yet
+            continue
         for stage, holders in enumerate(zip(pipeline.stages, pipeline.replicas, strict=True)):
             known = [holder for holder in holders if holder is not None]
             if lost >= set(known):
@@ -81,10 +84,8 @@ def _dissolved(
     pipelines: tuple[PipelinePlan, ...], numbers: Collection[int]
 ) -> tuple[PipelinePlan, ...]:
     return tuple(
-        PipelinePlan((), (), (), replace(pipe.shape, num_microbatches=0))
-        if number in numbers
-        else pipe
-        for number, pipe in enumerate(pipelines)
+        dissolved(pipeline) if number in numbers else pipeline
+        for number, pipeline in enumerate(pipelines)
     )
 
 

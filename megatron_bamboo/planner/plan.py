@@ -47,6 +47,11 @@ class PipelinePlan:
         """The pipeline rank of a node of this pipeline, dead or alive."""
         return self.ranks.index(node)
 
+    @property
+    def begins(self) -> bool:
+        """Whether it has its nodes, and gets its first microbatches with the next change."""
+        return bool(self.stages) and self.shape.num_microbatches == 0
+
     def placement(self) -> tuple[int, ...]:
         """By stage the rank that runs it, as the schedule wants it."""
         return tuple(self.rank_of(node) for node in self.stages)
@@ -67,6 +72,7 @@ class Transfer:
     """The state of one stage, which its primary sends to a node that holds it from then on."""
 
     pipeline: int
+    """The target's; the source's may be another that is cut like it."""
     stage: int
     source: str
     target: str
@@ -147,8 +153,9 @@ class Plan:
 
     @property
     def first_pipeline(self) -> int:
-        """The number of the first one that is not dissolved."""
-        return next(number for number, pipeline in enumerate(self.pipelines) if pipeline.stages)
+        """The number of the first one that has microbatches."""
+        numbers = enumerate(self.arrangement.microbatches)
+        return next(number for number, microbatches in numbers if microbatches)
 
     def made(self) -> "Plan":
         """The plan once its change's step has passed."""
@@ -251,7 +258,9 @@ def plan_after_loss(plan: Plan, lost: Set[str], decision: StepDecision | None) -
     """
     before = plan.after(decision)
     pipelines, moves = [], []
-    for number, pipeline in enumerate(before.pipelines):
+    for number, whole in enumerate(before.pipelines):
+        pipeline = dissolved(whole) if whole.begins else whole
+        moves += [f"pipeline {number} cannot begin yet"] * whole.begins
         taken = [
             _taker(number, stage, pipeline, lost) if node in lost else node
             for stage, node in enumerate(pipeline.stages)
@@ -272,23 +281,36 @@ def plan_after_loss(plan: Plan, lost: Set[str], decision: StepDecision | None) -
         pipelines=tuple(pipelines),
         decision=decision,
         redone=None,
-        dismissed=(),
+        dismissed=tuple(
+            node
+            for pipe in before.pipelines
+            if pipe.begins
+            for node in pipe.ranks
+            if node not in lost
+        ),
         reason="; ".join(moves) or NOTHING_LOST,
     )
     if plan.change is not None and decision is not None and not plan.change.is_made(decision):
         after = replace(after, change=_what_is_left(plan.change, after.pipelines, lost))
-    gone = set(plan.nodes) - set(after.nodes) - set(plan.freed(decision))
-    return replace(after, lost=tuple(sorted(lost | gone)))
+    kept = {*after.nodes, *after.dismissed, *plan.freed(decision)}
+    return replace(after, lost=tuple(sorted(lost | (set(plan.nodes) - kept))))
+
+
+def dissolved(pipeline: PipelinePlan) -> PipelinePlan:
+    """A pipeline without nodes and microbatches, of which the number and the cut are kept."""
+    return PipelinePlan((), (), (), replace(pipeline.shape, num_microbatches=0))
 
 
 def _what_is_left(
     change: Change, pipelines: Sequence[PipelinePlan], lost: Set[str]
 ) -> Change | None:
-    """A change without what was to come from or go to lost nodes; None if it is nothing then."""
+    """A change without what was to come from or go to lost nodes, and without pipelines that were
+    to begin; None if it is nothing then."""
     alive = [
         transfer
         for transfer in change.transfers
-        if pipelines[transfer.pipeline].stages[transfer.stage] == transfer.source
+        if pipelines[transfer.pipeline].stages
+        and pipelines[transfer.pipeline].stages[transfer.stage] == transfer.source
         and transfer.target not in lost
     ]
     # A standby joins with a stage of its own to run, or not at all.

@@ -151,6 +151,11 @@ def one_stage_a_rank(
     )
 
 
+def no_work(num_stages: int, num_chunks: int) -> Schedule:
+    """That of a pipeline which has no microbatches yet."""
+    return one_stage_a_rank(((),) * num_stages, num_chunks, 0)
+
+
 def count_promoted(schedule: Schedule, done: Iterable[Action]) -> Actions:
     """``done`` with each redundant forward of a promoted replica counted as the stage's forward.
 

@@ -47,6 +47,7 @@ def tail_program(
     moves: Sequence[Move] = (),
     verifies: bool = False,
     cut_alike: bool = True,
+    fetched: Collection[int] = (),
 ) -> Program:
     """The tail of one rank.
 
@@ -54,6 +55,7 @@ def tail_program(
 
     Args:
         cut_alike: all pipelines are cut into the same stages.
+        fetched: the stages held here whose state comes from another pipeline in this step.
     """
     stages = schedule.stages_of(rank)
     joining = [move.stage for move in moves if move.target == rank]
@@ -61,7 +63,7 @@ def tail_program(
     refreshed |= {move.stage for move in moves} & set(stages)
     reduces = [_tail(stage, Op.REDUCE) for stage in stages]
     sends = [_tail(stage, Op.SEND_REFRESH) for stage in sorted(refreshed)]
-    states = [_tail(stage, Op.RECV_STATE) for stage in joining]
+    states = [_tail(stage, Op.RECV_STATE) for stage in (*joining, *sorted(fetched))]
     receives = [_tail(s, Op.RECV_REFRESH) for s in (*schedule.replicas_of(rank), *joining)]
     ties = _tie_actions(schedule, rank) if tie else []
     verify = [_tail(rank, Op.VERIFY)] * verifies
@@ -70,9 +72,9 @@ def tail_program(
     return (*reduces, *ties, *sends, *states, *receives, *end, *gathers)
 
 
-def state_sends(rank: int, moves: Sequence[Move]) -> Program:
-    """What a rank sends first in a step in which state moves, so that it goes in the background."""
-    stages = {move.stage for move in moves if move.source == rank}
+def state_sends(stages: Collection[int]) -> Program:
+    """What a rank sends first in a step in which the state of some of its stages moves, so that it
+    goes in the background."""
     return tuple(_tail(stage, Op.SEND_STATE) for stage in sorted(stages))
 
 

@@ -10,6 +10,7 @@ from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.dissolving import go_on_after
+from megatron_bamboo.planner.growing import Growth, grow
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, TAIL_OPS, Action, Op
@@ -345,3 +346,31 @@ def test_what_was_done_before_a_step_was_begun_anew_counts_for_nothing() -> None
         remaining.append([str(a) for a in view.in_force.programs[0] if a.op is Op.F])
     assert remaining[0][:3] == ["0.0F0", "0.0F1", "0.0F2"]
     assert remaining[1][0] == "0.0F2"
+
+
+def test_a_pipeline_that_begins_gets_its_state_and_has_only_a_tail() -> None:
+    """Its stages' state comes from another one's, its replicas' too; in the next step it works."""
+    passed = StepDecision(STEP - 1, True, (), "as the test wants it")
+    balance = Balance((0, 1, 1, 1, 1, 0), Redundancy.LAZY)
+    lost = go_on_after(START, {"node4", "node5"}, passed, 1, balance)
+    growth = Growth(1, tuple(f"node{number}" for number in range(8, 12)))
+    plan = grow(lost, passed, 9, growth, balance)
+    view = PipelineView("node9", plan, Redundancy.EAGER, Costs(), True, False, 2)
+    assert [str(action) for action in view.begin_step(STEP)] == [
+        "1REDUCE",
+        "1SEND_REFRESH",
+        "1RECV_STATE",
+        "2RECV_STATE",
+        "2RECV_REFRESH",
+        "1COMMIT",
+        "1STEP",
+    ]
+    senders = {str(action): sender for action, sender in view.awaited(STEP)}
+    assert senders == {"1RECV_STATE": "node1", "2RECV_STATE": "node2", "2RECV_REFRESH": "node10"}
+    source = PipelineView("node1", lost, Redundancy.EAGER, Costs(), True, False, 2)
+    source.set_plan(plan)
+    assert str(source.begin_step(STEP)[0]) == "1SEND_STATE"
+    assert source.given(1, STEP) == ("node9", "node8")
+    assert source.given(1, STEP + 1) == ()
+    view.make_change(plan.made(), STEP)
+    assert compute_of(view.begin_step(STEP + 1)) >= all_compute(1)

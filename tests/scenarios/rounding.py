@@ -15,7 +15,7 @@ from megatron_bamboo.rehearsal.record import said_steps
 
 # With Adam's usual epsilon gradients that are nothing but rounding would make whole steps.
 FLAGS = ("--adam-eps", "1e-3")
-SECONDS = 300.0
+SECONDS = 400.0
 MOST_IN_LOSSES, MOST_IN_TENSORS = 1e-5, 1e-5
 _UNDISTURBED: dict[tuple[int, Shape], Path] = {}
 

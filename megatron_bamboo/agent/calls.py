@@ -1,0 +1,59 @@
+"""Which standbys have been called, and for which places: all of it is in the store.
+
+A standby builds the stages of the one place that it is called for, and cannot be called again.
+"""
+
+import json
+from dataclasses import asdict
+
+from megatron_bamboo.agent.members import Members
+from megatron_bamboo.membership.assignment import called_key
+from megatron_bamboo.membership.table import Table
+from megatron_bamboo.planner.healing import Vacancy, stages_to_hold
+from megatron_bamboo.planner.plan import PipelinePlan, Plan
+
+
+class Calls:
+    """The standbys of a job."""
+
+    def __init__(self, members: Members, table: Table) -> None:
+        self._members = members
+        self._table = table
+
+    def called(self, plan: Plan) -> dict[str, Vacancy]:
+        """By standby that has been called and is in no plan yet, its place; in their order."""
+        items = self._table.items(called_key("")).items()
+        places = {key.removeprefix(called_key("")): json.loads(text) for key, text in items}
+        free = self._free(plan)
+        return {
+            node: Vacancy(place["pipeline"], place["rank"])
+            for node, place in places.items()
+            if node in free
+        }
+
+    def idle(self, plan: Plan) -> tuple[str, ...]:
+        """The standbys that can be called."""
+        called = self.called(plan)
+        return tuple(node for node in self._free(plan) if node not in called)
+
+    def call(self, node: str, place: Vacancy, pipeline: PipelinePlan) -> None:
+        """Let a standby get ready.
+
+        Args:
+            pipeline: as it is once the standby is in its place.
+        """
+        values = {
+            "pipeline": place.pipeline,
+            "rank": place.rank,
+            "stages": stages_to_hold(pipeline, node),
+            "shape": asdict(pipeline.shape),
+        }
+        self._table.set(called_key(node), json.dumps(values).encode())
+
+    def _free(self, plan: Plan) -> tuple[str, ...]:
+        members = self._members
+        return tuple(
+            node
+            for node in members.waiting_standbys()
+            if node not in plan.nodes and not members.is_leaving(node)
+        )

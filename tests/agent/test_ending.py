@@ -1,0 +1,21 @@
+"""Why an epoch ends, as the store has it."""
+
+import pytest
+
+from megatron_bamboo.agent.ending import Ending
+from megatron_bamboo.planner.growing import Growth
+from megatron_bamboo.planner.healing import Vacancy
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        Ending(frozenset({"node1", "node2"})),
+        Ending(standby=(Vacancy(1, 2), "node8")),
+        Ending(leaving=("node3", "node1")),
+        Ending(growth=Growth(1, ("node6", "node2.2"))),
+    ],
+    ids=["losses", "a standby", "who leaves", "a pipeline that begins"],
+)
+def test_any_coordinator_reads_what_was_announced(ending: Ending) -> None:
+    assert Ending.from_json(ending.to_json().encode()) == ending
