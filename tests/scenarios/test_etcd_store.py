@@ -14,7 +14,7 @@ from tiny_gpt import Shape
 pytestmark = pytest.mark.multiprocess
 
 # Some 0.3 s a step.
-SHORT = Shape(3, 1, num_steps=30, variant="emulated")
+SHORT = Shape(3, 1, num_steps=20, variant="emulated")
 
 
 def test_losses_of_nodes_and_coordinators_change_no_bit(
