@@ -87,7 +87,11 @@ class RecoveryHook:
         return self._worker.num_microbatches
 
     def microbatches(self) -> Iterable[Any]:
-        """The next step's microbatches of this pipeline, as the script's data set gives them."""
+        """The next step's microbatches of this pipeline, as the script's data set gives them.
+
+        For ``forward_backward_func`` as they are, not as an iterator of them: a step that is begun
+        anew with other microbatches goes through them again.
+        """
         return self._worker.data.microbatches(self._next_step)
 
     def steps(self) -> Iterator[int]:

@@ -12,7 +12,8 @@ from megatron_bamboo.cloud.watch import NO_SOURCE
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.lives import first_life
 from megatron_bamboo.planner.arrangement import Arrangement
-from megatron_bamboo.planner.rebalancing import Balance, Policy
+from megatron_bamboo.planner.rebalancing import Balance
+from megatron_bamboo.recovery.names import PolicyName
 from megatron_bamboo.rehearsal.fault import Fault, Nth
 from megatron_bamboo.schedule.actions import TAIL_OPS
 from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
@@ -47,7 +48,7 @@ class JobShape:
     """Gradients that each stage sends its replica in a step."""
     costs: tuple[str, ...] = ()
     """By pipeline what redundant forwards are placed in gaps by, as JSON; none: equal costs."""
-    policy: str = Policy.BAMBOO
+    policy: str = PolicyName.BAMBOO
     """What may change in answer to a loss."""
     num_shards: int = 1
     """Over how many pipelines the optimizer's state is shared out; 1: each has all of it."""
@@ -60,7 +61,7 @@ class JobShape:
 
     def balance(self) -> Balance | None:
         """By what microbatches are shared out anew; None where each pipeline keeps its own."""
-        if self.policy == Policy.BAMBOO:
+        if self.policy == PolicyName.BAMBOO:
             return None
         works = self.unit_works or (0, *[1] * (self.arrangement.num_units - 2), 0)
         return Balance(works, Redundancy(self.redundancy))
@@ -69,7 +70,7 @@ class JobShape:
     def most_microbatches(self) -> int:
         """That a pipeline may ever have."""
         numbers = self.arrangement.microbatches
-        if self.policy == Policy.BAMBOO:
+        if self.policy == PolicyName.BAMBOO:
             return max(numbers)
         return sum(numbers) - (len(numbers) - 1)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from megatron_bamboo.planner.rebalancing import Policy
+from megatron_bamboo.recovery.names import OF_JOBS, PolicyName
 from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.schedule.schedule import MAX_MICROBATCHES
 
@@ -183,11 +183,11 @@ class BambooOptions:
         "are cut alike, else those with which the slowest is fastest)",
         None,
     )
-    bamboo_policy: Policy = _option(
+    bamboo_policy: PolicyName = _option(
         "what may change in answer to losses: bamboo (each pipeline keeps its microbatches, and "
         "losses change no bit) or auto (from the next iteration on slower pipelines get fewer)",
-        Policy.BAMBOO,
-        tuple(Policy),
+        PolicyName.BAMBOO,
+        OF_JOBS,
     )
     bamboo_redundancy: Redundancy = _option(
         "redundant forward passes: none (no replicas), lazy (after a loss), eager (always) or "

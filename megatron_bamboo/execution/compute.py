@@ -72,10 +72,22 @@ class Compute:
             pipeline: that of this worker.
         """
         self._source, self._forward_step = data, forward_step
-        self.start_again(arrangement, pipeline)
+        self._start(arrangement, pipeline)
 
     def start_again(self, arrangement: Arrangement, pipeline: int) -> None:
-        """Forget what was done in a step; its microbatches may be others now."""
+        """Forget what was done in a step; its microbatches may be others now.
+
+        Raises:
+            ValueError: the step's microbatches cannot be gone through again.
+        """
+        if iter(self._source) is self._source:
+            raise ValueError(
+                "a step is begun anew with other microbatches, and an iterator gives its own only "
+                "once: give forward_backward_func what microbatches() returns as it is"
+            )
+        self._start(arrangement, pipeline)
+
+    def _start(self, arrangement: Arrangement, pipeline: int) -> None:
         self._data = ReplayedIterator(iter(self._source))
         self._numbers = arrangement.global_microbatches(pipeline)
         self._total_microbatches = arrangement.total_microbatches

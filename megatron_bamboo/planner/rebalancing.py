@@ -9,20 +9,11 @@ first microbatch through all stages, and each other one through the busiest node
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from megatron_bamboo.planner.microbatches import Pace, split
 from megatron_bamboo.planner.plan import PipelinePlan
 from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.schedule.schedule import MAX_MICROBATCHES
-
-
-class Policy(StrEnum):
-    """What may change in answer to a loss."""
-
-    BAMBOO = "bamboo"  # who runs what; each pipeline keeps its microbatches
-    AUTO = "auto"  # the shares of the batch, too
-
 
 PARTS = 3
 """A forward is one part of the work of a unit, its backward two."""

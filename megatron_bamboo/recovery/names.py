@@ -18,3 +18,7 @@ class PolicyName(StrEnum):
         """Whether stages have replicas."""
         keeps = self in (PolicyName.AUTO, PolicyName.BAMBOO)
         return Redundancy.LAZY if keeps else Redundancy.NONE
+
+
+OF_JOBS = (PolicyName.BAMBOO, PolicyName.AUTO)
+"""Those that a job can be run by; the others are played by the simulator only."""

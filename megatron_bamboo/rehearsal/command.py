@@ -17,7 +17,7 @@ from rich.console import Console
 
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.planner.rebalancing import Policy
+from megatron_bamboo.recovery.names import PolicyName
 from megatron_bamboo.rehearsal.draw import (
     KINDS,
     VERIFIED_KINDS,
@@ -150,7 +150,7 @@ class Campaign:
         shape = JobShape.read(folder / "job")
         if any(pipeline.num_stages == 1 for pipeline in shape.arrangement.pipelines):
             raise UserError("a pipeline of one stage has no shadows: there is nothing to rehearse")
-        if shape.policy != Policy.BAMBOO:
+        if shape.policy != PolicyName.BAMBOO:
             raise UserError(
                 f"under --bamboo-policy {shape.policy} losses change the last bits, by which runs "
                 "are compared here: leave it out"
