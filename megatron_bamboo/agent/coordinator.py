@@ -22,18 +22,17 @@ from megatron_bamboo.agent.healer import Healer
 from megatron_bamboo.agent.job import JobSpec
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.agent.progress import Failures
+from megatron_bamboo.agent.records import Records
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.agent.shares import log_shares
 from megatron_bamboo.agent.telling import is_new
 from megatron_bamboo.membership.assignment import joined_key
 from megatron_bamboo.membership.decision import (
-    FENCED_VALUE,
     Fenced,
     Record,
     StepDecision,
     StepReport,
     decide_step,
-    parse_record,
 )
 from megatron_bamboo.membership.leaving import NOTICED, REMARK
 from megatron_bamboo.membership.raised import all_raised_alike, script_error
@@ -97,6 +96,7 @@ class Coordinator:
         # Where each pipeline has a share of the optimizer's state no other one can give it.
         self._grower = Grower(self.members, calls, self._balance if shape.num_shards == 1 else None)
         self._drainer = Drainer(self.members, table, reporter)
+        self._records = Records(table, self.members, spec.deadlines, self._hear)
         self._failures = Failures(table)
         self._max_failures = spec.max_failures
         self._deadlines = spec.deadlines
@@ -371,15 +371,16 @@ class Coordinator:
     async def _decide(self, ending: Ending) -> None:
         """Decide the newest step of an epoch whose end is announced, and publish what follows."""
         epoch, lost = self._plan.epoch, ending.lost
-        records = await self._gather_records(epoch, lost)
+        survivors = [node for node in self._plan.nodes if node not in lost]
+        records = await self._records.gather(epoch, survivors)
         for worker, record in records.items():
             if isinstance(record, Fenced) and node_of(worker) not in lost:
-                seconds = self._record_seconds(worker)
+                seconds = self._records.seconds_of(worker)
                 self.members.fence(node_of(worker), f"it left no record within {seconds:g} s")
                 lost = lost | {node_of(worker)}
         decision, records = None, counting_records(self._plan, records)
         if any(isinstance(record, Record) for record in records.values()):
-            decision = decide_step(records, self._confirmed(epoch))
+            decision = decide_step(records, self._records.confirmed(epoch))
         if lost:
             self._publish_loss(lost, decision)
         else:
@@ -425,46 +426,6 @@ class Coordinator:
         # Where each pipeline has a share of the optimizer's state no other one has it.
         return None if is_own or self._shape.num_shards > 1 else self._balance
 
-    async def _gather_records(self, epoch: int, lost: Set[str]) -> dict[str, Record | Fenced]:
-        """Each surviving worker's record; one that is gone or silent past its time is fenced."""
-        members = self.members
-        began = time.monotonic()
-        survivors = [node for node in self._plan.nodes if node not in lost]
-        until = {
-            worker: began + self._record_seconds(worker)
-            for worker in members.workers_of(*survivors)
-        }
-        # One after the other, whoever answers first: to look at all with each record that comes
-        # would take the square of the number of nodes.
-        for worker, seconds in until.items():
-            while (
-                self._table.get(_record_key(epoch, worker)) is None
-                and seconds > time.monotonic()
-                and node_of(worker) not in members.lost
-                and not members.is_worker_done(worker)
-            ):
-                await self._hear(seconds)
-        return {
-            worker: self._fill_record(epoch, worker)
-            for worker in until
-            if not members.is_worker_done(worker)
-        }
-
-    def _record_seconds(self, worker: str) -> float:
-        is_ready = self._table.get(f"ready/{worker}") is not None
-        return self._deadlines.record_seconds if is_ready else self._deadlines.startup_seconds
-
-    def _fill_record(self, epoch: int, worker: str) -> Record | Fenced:
-        value = self._table.compare_set(_record_key(epoch, worker), None, FENCED_VALUE)
-        assert value is not None
-        return parse_record(worker, value)
-
-    def _confirmed(self, epoch: int) -> dict[int, StepReport]:
-        """The steps that passed in this epoch. What a worker of an older one wrote late is no
-        proof: that step may have been decided otherwise since."""
-        reports = map(StepReport.from_json, self._table.items("passed/").values())
-        return {report.step: report for report in reports if report.epoch == epoch}
-
     def _publish(self, plan: Plan) -> None:
         epoch = plan.epoch
         published = plan.to_json().encode()
@@ -499,7 +460,3 @@ class Coordinator:
 
 def _ending_key(epoch: int) -> str:
     return f"ending/{epoch}"
-
-
-def _record_key(epoch: int, worker: str) -> str:
-    return f"record/{epoch}/{worker}"
