@@ -41,8 +41,10 @@ def test_others_do_the_work(scenarios: ScenarioRunner, name: str) -> None:
     whole = rounding.undisturbed(scenarios, shape)
     assert rounding.complaints(job, shape, victims, whole) == []
     said = "\n".join(job.result.lines)
-    (end,) = job.events("finished_job")
-    assert [p["shape"]["num_microbatches"] for p in end["pipelines"]] == shares
+    # Those that are let go may be enough to begin one of them again before the end.
+    arranged = [event for kind in ("plan", "changed") for event in job.events(kind)]
+    known = [event["pipelines"] for event in arranged if "pipelines" in event]
+    assert shares in [[p["shape"]["num_microbatches"] for p in pipes] for pipes in known]
     survivors = [e["node"] for e in job.events("drained") if e["stays"]]
     assert all(f"{node} stays (its pipeline is dissolved)" in said for node in survivors)
     assert (len(survivors) > 0) == (redundancy == "none")
