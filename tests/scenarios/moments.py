@@ -171,7 +171,10 @@ INTERLEAVED = [
 ]
 INTERLEAVED_DRAWN = [
     OneOf(
-        tuple(Campaign(_interleaved(1), mode, (Pick.DRAWN,)) for mode in MODES_WITH_REPLICAS),
+        tuple(
+            Campaign(Shape(2, 1, num_steps=4, num_chunks=2), mode, (Pick.DRAWN,))
+            for mode in MODES_WITH_REPLICAS
+        ),
     )
 ]
 MIRRORED = [

@@ -1,6 +1,7 @@
 """A node dies while gradients are reduced, replicas refreshed, or the step committed or applied."""
 
 import pytest
+from in_ci import several_in_ci
 from moments import FATAL_STEP, MODES
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
@@ -30,7 +31,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("stage", "action", "redundancy", "num_pipelines"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("stage", "action", "redundancy", "num_pipelines"),
+    several_in_ci(CASES, *CASES[::2]),
+    ids=str,
+)
 def test_a_loss_in_the_tail_changes_no_bit(
     scenarios: ScenarioRunner, stage: int, action: Action, redundancy: str, num_pipelines: int
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from evidence import Expected
+from in_ci import in_ci, several_in_ci
 from saved_checkpoints import TRACKER, complaints
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
@@ -47,7 +48,7 @@ def undisturbed_save(scenarios: ScenarioRunner, tmp_path_factory: pytest.TempPat
     return root
 
 
-@pytest.mark.parametrize(("victims", "moment", "step"), CASES, ids=str)
+@pytest.mark.parametrize(("victims", "moment", "step"), several_in_ci(CASES, *CASES[1::2]), ids=str)
 def test_a_loss_in_a_save_is_survived(
     scenarios: ScenarioRunner,
     undisturbed_save: Path,
@@ -65,7 +66,7 @@ def test_a_loss_in_a_save_is_survived(
     assert list(complaints(root, SAVED_STEPS, undisturbed_save)) == []
 
 
-@pytest.mark.parametrize("moment", SaveMoment)
+@pytest.mark.parametrize("moment", in_ci(SaveMoment, SaveMoment.WRITE, SaveMoment.TELL))
 def test_a_job_that_ends_in_a_save_goes_on_when_it_is_started_again(
     scenarios: ScenarioRunner, undisturbed_save: Path, tmp_path: Path, moment: SaveMoment
 ) -> None:

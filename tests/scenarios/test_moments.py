@@ -77,11 +77,13 @@ def strata(moments: list[Moment], shared: bool) -> set[tuple[object, ...]]:
     }
 
 
-def test_ci_holds_each_operation_stage_and_chunk_of_one_pipeline() -> None:
+def test_ci_holds_each_operation_and_chunk_of_one_pipeline() -> None:
+    """Of fewer stages than campaigns have."""
     every = {kind[2:] for kind in strata(moments_of("interleaved"), False) if kind[0] == 1}
     drawn = moments_of("ci-interleaved")
-    assert {kind[2:] for kind in strata(drawn, False)} == every
-    assert len(drawn) == len(every)
+    found = {kind[2:] for kind in strata(drawn, False)}
+    assert {(op, chunk) for op, _, chunk in found} == {(op, chunk) for op, _, chunk in every}
+    assert len(drawn) == len(found)
     assert {moment.redundancy for moment in drawn} == set(MODES_WITH_REPLICAS)
     assert {op for op, _, _ in every} == ALL_OPS
 

@@ -69,6 +69,7 @@ def test_interruptions_shorter_than_half_a_lease_decide_nothing(
     assert scenarios.complaints(finished, Expected(SHORT, "eager", [])) == []
 
 
+@pytest.mark.slow
 def test_a_longer_flap_is_one_loss_and_the_node_returns_as_another(
     scenarios: ScenarioRunner,
 ) -> None:
