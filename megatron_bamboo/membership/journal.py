@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -179,10 +180,23 @@ class JournalReader:
 
 def _connect(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)
-    db.execute("PRAGMA journal_mode = WAL")
+    _log_ahead(db)
     db.execute("PRAGMA synchronous = OFF")
     db.executescript(_SCHEMA)
     return db
+
+
+def _log_ahead(db: sqlite3.Connection) -> None:
+    """Let readers and the writer not wait for each other; for this SQLite waits for no lock."""
+    until = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+        time.sleep(0.001)
 
 
 def read_leader(db: sqlite3.Connection) -> Leader | None:

@@ -18,6 +18,14 @@ SCRIPT = Path(__file__).with_name("fake_training.py")
 WAIT_SECONDS = 90
 
 
+def is_over(process: psutil.Process) -> bool:
+    """Whether it has ended, also since it was listed."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def processes_of(groups: set[int]) -> list[psutil.Process]:
     """The processes of these process groups, zombies included."""
     found = []

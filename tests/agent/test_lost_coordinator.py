@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from in_ci import in_ci
-from launching import Launch, processes_of
+from launching import Launch, is_over, processes_of
 
 from megatron_bamboo.agent.job_folder import LOCK_FILE
 from megatron_bamboo.agent.lead import LeadStatus
@@ -114,7 +114,7 @@ def test_nodes_whose_coordinator_stays_away_end_at_the_store_s_deadline(launch: 
     launch.process.send_signal(signal.SIGSTOP)
     os.kill(leader(launch), signal.SIGKILL)
     groups, until = launch.groups(), time.monotonic() + 30
-    while any(p.status() != psutil.STATUS_ZOMBIE for p in processes_of(groups)):
+    while not all(map(is_over, processes_of(groups))):
         assert time.monotonic() < until, "nodes wait for ever"
         time.sleep(0.05)
     launch.process.send_signal(signal.SIGCONT)
@@ -210,7 +210,7 @@ def test_without_a_launcher_nothing_is_left(launch: Launch, kind: signal.Signals
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert alive == []
     until = time.monotonic() + 10
-    while any(p.status() != psutil.STATUS_ZOMBIE for p in processes_of(groups)):
+    while not all(map(is_over, processes_of(groups))):
         assert time.monotonic() < until
         time.sleep(0.02)
 

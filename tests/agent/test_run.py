@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import SCRIPT, Launch, processes_of
+from launching import SCRIPT, Launch, is_over, processes_of
 
 from megatron_bamboo.membership.secret_file import SECRET_FILE
 from megatron_bamboo.observe.events import read_events
@@ -93,7 +93,7 @@ def test_what_a_worker_has_started_ends_with_the_node(launch: Launch, whom: str)
 
 
 def alive(group: int) -> list[psutil.Process]:
-    return [p for p in processes_of({group}) if p.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in processes_of({group}) if not is_over(process)]
 
 
 @pytest.mark.parametrize("launcher_too", [False, True])
@@ -346,7 +346,7 @@ def test_a_killed_launcher_leaves_no_process_behind(launch: Launch, stopped: boo
         os.killpg(launch.agents()["node1"], signal.SIGSTOP)
     launch.process.kill()
     until = time.monotonic() + 5
-    while any(p.status() != psutil.STATUS_ZOMBIE for p in processes_of(groups)):
+    while not all(map(is_over, processes_of(groups))):
         assert time.monotonic() < until, "processes outlive their launcher"
         time.sleep(0.02)
 

@@ -1,5 +1,6 @@
 """The journal, of each kind: what comes back, and that one coordinator leads at a time."""
 
+import contextlib
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from store_kinds import Store
@@ -212,3 +214,19 @@ def test_one_who_was_stopped_wakes_deposed(
     os.kill(process.pid, signal.SIGCONT)
     _, said = process.communicate(timeout=30)
     assert re.search(f"Deposed: {DEPOSED}", said)
+
+
+def test_who_looks_at_a_new_file_is_waited_for(tmp_path: Path) -> None:
+    """SQLite itself does not wait for a lock while a file gets another kind of log."""
+    path = tmp_path / journals.JOURNAL_FILE
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as looking:
+        looking.execute("CREATE TABLE something (key TEXT)")
+        looking.execute("BEGIN IMMEDIATE")
+        opening = threading.Thread(target=lambda: opened.append(journals.JournalReader(path)))
+        opened: list[journals.JournalReader] = []
+        opening.start()
+        time.sleep(0.1)
+        assert opening.is_alive()
+        looking.execute("COMMIT")
+        opening.join(journals.LOCK_SECONDS)
+    assert len(opened) == 1

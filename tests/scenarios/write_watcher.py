@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from forked_jobs import JOB_SECONDS, FinishedJob, RunningJob
+from forked_jobs import JOB_SECONDS, FinishedJob, RunningJob, last_words
 
 from megatron_bamboo.membership.journal import JOURNAL_FILE
 from megatron_bamboo.observe.events import read_events
@@ -40,7 +40,7 @@ class WriteWatcher:
         until = time.monotonic() + JOB_SECONDS
         while not self._install():
             if time.monotonic() > until or job.ended.is_set():
-                raise TimeoutError(f"there was no {self._path}")
+                raise RuntimeError(f"there was no {self._path}\n{last_words(job.request)}")
             time.sleep(0.001)
 
     def writes(self) -> list[Write]:
