@@ -7,16 +7,13 @@ import argparse
 import time
 from pathlib import Path
 
+from megatron_bamboo.agent.asking import LOOK_SECONDS, WAIT_SECONDS, running_job, store_of
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.leaving import DRAINED, NOTICED, Notice
-from megatron_bamboo.membership.secret_file import add_secret_option, find_secret
-from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
+from megatron_bamboo.membership.secret_file import add_secret_option
+from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.planner.plan import Plan
 
-ANSWER_SECONDS = 10.0
-LOOK_SECONDS = 0.2
-WAIT_SECONDS = 600.0
 CAUSE = "bamboo drain"
 
 
@@ -45,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask for it and wait until it is done; 0 when the node has left."""
     job_dir = running_job(args.job_dir)
-    tool = find_secret(job_dir, args.secret_file).tool()
-    client = StoreClient(str((job_dir / ADDRESS_FILE).absolute()), ANSWER_SECONDS, tool)
-    try:
+    with store_of(job_dir, args.secret_file) as client:
         _check(client, args.node)
         notice = Notice(CAUSE, is_over=args.stay)
         client.set(f"{NOTICED}{args.node}", notice.to_json().encode())
@@ -55,24 +50,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"the job knows that {args.node} {'stays' if args.stay else 'is to leave'}")
             return 0
         print(_await_end(client, args.node, args.wait))
-    except StoreTimeout as error:
-        raise UserError(f"the job in {job_dir} does not answer: is it over? ({error})") from error
-    finally:
-        client.close()
     return 0
-
-
-def running_job(wanted: Path | None) -> Path:
-    """The folder of a job that runs; UserError if it is not clear which."""
-    if wanted is not None:
-        if not (wanted / ADDRESS_FILE).is_file():
-            raise UserError(f"--job-dir {wanted}: no job runs there; give the folder of one")
-        return wanted
-    found = sorted(path.parent for path in Path("runs").glob(f"*/{ADDRESS_FILE}"))
-    if len(found) != 1:
-        names = ", ".join(map(str, found)) or "none"
-        raise UserError(f"say with --job-dir which job; running in runs/: {names}")
-    return found[0]
 
 
 def _check(client: StoreClient, node: str) -> None:

@@ -4,13 +4,11 @@ import argparse
 import time
 from pathlib import Path
 
-from megatron_bamboo.agent.drain import ANSWER_SECONDS, LOOK_SECONDS, WAIT_SECONDS, running_job
+from megatron_bamboo.agent.asking import LOOK_SECONDS, WAIT_SECONDS, running_job, store_of
 from megatron_bamboo.agent.outcome import Outcome
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.membership.address import ADDRESS_FILE
-from megatron_bamboo.membership.secret_file import add_secret_option, find_secret
+from megatron_bamboo.membership.secret_file import add_secret_option
 from megatron_bamboo.membership.stopping import STOP_KEY, StopWish
-from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
 
 CAUSE = "bamboo stop"
 
@@ -42,14 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask for it and wait until it is done; 0 when the job has ended, however."""
     job_dir = running_job(args.job_dir)
-    tool = find_secret(job_dir, args.secret_file).tool()
-    client = StoreClient(str((job_dir / ADDRESS_FILE).absolute()), ANSWER_SECONDS, tool)
-    try:
+    with store_of(job_dir, args.secret_file) as client:
         client.set(STOP_KEY, StopWish(args.save, CAUSE).to_json().encode())
-    except StoreTimeout as error:
-        raise UserError(f"the job in {job_dir} does not answer: is it over? ({error})") from error
-    finally:
-        client.close()
     if args.wait <= 0:
         print("the job knows that it is to end")
         return 0

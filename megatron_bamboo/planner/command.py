@@ -1,9 +1,6 @@
 """``bamboo plan``: what pipelines so many nodes should be, and what an iteration then takes."""
 
 import argparse
-import json
-import sys
-from enum import StrEnum
 from pathlib import Path
 
 from rich.console import Console
@@ -22,17 +19,15 @@ from megatron_bamboo.planner.report_forms import (
     templates_table,
     unproven,
 )
+from megatron_bamboo.planner.showing import (
+    Showable,
+    add_format_options,
+    chosen_format,
+    print_lines,
+)
 
 _WIDTH = 110
 """Columns of what is no terminal."""
-
-
-class Format(StrEnum):
-    """How a plan is shown."""
-
-    TEXT = "text"  # tables
-    JSON = "json"  # all of it, for other programs
-    PNG = "png"  # a picture of the pipelines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many of the nodes are in which zone: says which node takes which place, so that "
         "as little as can be is lost with one zone",
     )
-    add("--format", choices=[shape.value for shape in Format], default=Format.TEXT.value)
-    add("--json", action="store_const", const=Format.JSON.value, dest="format", help="as --format")
-    add("--output", type=Path, metavar="FILE", help="write to a file; png needs it")
+    add_format_options(parser)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,9 +81,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan and show."""
-    shape = Format(args.format)
-    if shape is Format.PNG and args.output is None:
-        raise UserError("--format png needs --output FILE")
+    form = chosen_format(args)
     zones = None if args.zones is None else _parse_zones(args.zones, args.nodes)
     costs = read_costs(args.layers)
     limit = None if args.memory is None else check_memory(args.memory, costs)
@@ -100,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         report = make_report(planner, request, zones)
     except Infeasible as error:
         raise UserError(str(error)) from error
-    _show(report, shape, args.output)
+    _showable(report).show(form, args.output)
     return 0
 
 
@@ -136,37 +127,24 @@ def _parse_zones(text: str, num_nodes: int) -> dict[str, str]:
     return {f"node{number}": zone for number, zone in enumerate(zones)}
 
 
-def _show(report: Report, shape: Format, output: Path | None) -> None:
-    """Print it, or write it to a file and print only the head."""
-    if output is None:
-        _write(report, shape, Console(width=None if sys.stdout.isatty() else _WIDTH))
-        return
-    try:
-        if shape is Format.PNG:
-            _draw(report, output)
-        else:
-            with output.open("w", encoding="utf-8") as file:
-                _write(report, shape, Console(file=file, width=_WIDTH))
-    except OSError as error:
-        raise UserError(f"--output {output}: {error}") from error
-    sys.stdout.write("".join(f"{line}\n" for line in head(report)))
+def _showable(report: Report) -> Showable:
+    return Showable(
+        tuple(head(report)),
+        lambda: as_json(report),
+        lambda console: _print(report, console),
+        lambda output: _draw(report, output),
+        _WIDTH,
+    )
 
 
-def _write(report: Report, shape: Format, console: Console) -> None:
-    if shape is Format.JSON:
-        console.file.write(json.dumps(as_json(report)) + "\n")
-        return
-    for line in head(report):
-        console.print(line, highlight=False, soft_wrap=True)
+def _print(report: Report, console: Console) -> None:
     console.print()
     console.print(templates_table(report))
-    for line in (*unproven(report), coverage(report)):
-        console.print(line, highlight=False, soft_wrap=True)
+    print_lines(console, (*unproven(report), coverage(report)))
     console.print()
     console.print(pipelines_table(report))
     if report.placement is not None:
-        for line in placement_lines(report.placement):
-            console.print(line, highlight=False, soft_wrap=True)
+        print_lines(console, placement_lines(report.placement))
 
 
 def _draw(report: Report, output: Path) -> None:

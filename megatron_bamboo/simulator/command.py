@@ -1,10 +1,7 @@
 """``bamboo simulate``: a trace of spot nodes played by each policy, side by side."""
 
 import argparse
-import json
-import sys
 from dataclasses import fields
-from enum import StrEnum
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +11,7 @@ from megatron_bamboo.planner.command import add_model_arguments, check_memory, r
 from megatron_bamboo.planner.infeasible import Infeasible, Request, counted
 from megatron_bamboo.planner.layers import UnitCosts
 from megatron_bamboo.planner.propose import Planner
+from megatron_bamboo.planner.showing import Showable, add_format_options, chosen_format
 from megatron_bamboo.recovery.names import PolicyName
 from megatron_bamboo.recovery.policy import Policy
 from megatron_bamboo.recovery.prices import Prices
@@ -36,14 +34,6 @@ _PRICES = {
     "save_seconds": "what a checkpoint holds up",
     "save_interval": "iterations from one checkpoint to the next",
 }
-
-
-class Format(StrEnum):
-    """How a simulation is shown."""
-
-    TEXT = "text"  # tables
-    JSON = "json"  # all of it, decisions with their reasons included
-    PNG = "png"  # a picture of what the time went into
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,19 +76,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         option = f"--{name.replace('_', '-')}"
         unit = "N" if isinstance(value, int) else "S"
         add(option, type=type(value), default=value, metavar=unit, help=f"{text} ({value:g})")
-    add("--format", choices=[shape.value for shape in Format], default=Format.TEXT.value)
-    add("--json", action="store_const", const=Format.JSON.value, dest="format", help="as --format")
-    add("--output", type=Path, metavar="FILE", help="write to a file; png needs it")
+    add_format_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Play and show."""
-    shape = Format(args.format)
-    if shape is Format.PNG and args.output is None:
-        raise UserError("--format png needs --output FILE")
+    form = chosen_format(args)
     names, prices = _parse_policies(args.policy), _parse_prices(args)
     trace = _read_trace(args)
-    _show(_simulate(args, names, prices, trace), shape, args.output)
+    _showable(_simulate(args, names, prices, trace)).show(form, args.output)
     return 0
 
 
@@ -194,28 +180,17 @@ def _read_trace(args: argparse.Namespace) -> Trace:
     return part
 
 
-def _show(simulation: Simulation, shape: Format, output: Path | None) -> None:
-    """Print it, or write it to a file and print only the head."""
-    if output is None:
-        _write(simulation, shape, Console(width=None if sys.stdout.isatty() else _WIDTH))
-        return
-    try:
-        if shape is Format.PNG:
-            _draw(simulation, output)
-        else:
-            with output.open("w", encoding="utf-8") as file:
-                _write(simulation, shape, Console(file=file, width=_WIDTH))
-    except OSError as error:
-        raise UserError(f"--output {output}: {error}") from error
-    sys.stdout.write("".join(f"{line}\n" for line in head(simulation)))
+def _showable(simulation: Simulation) -> Showable:
+    return Showable(
+        tuple(head(simulation)),
+        lambda: as_json(simulation),
+        lambda console: _print(simulation, console),
+        lambda output: _draw(simulation, output),
+        _WIDTH,
+    )
 
 
-def _write(simulation: Simulation, shape: Format, console: Console) -> None:
-    if shape is Format.JSON:
-        console.file.write(json.dumps(as_json(simulation)) + "\n")
-        return
-    for line in head(simulation):
-        console.print(line, highlight=False, soft_wrap=True)
+def _print(simulation: Simulation, console: Console) -> None:
     for table in (work_table(simulation), time_table(simulation)):
         console.print()
         console.print(table)

@@ -45,7 +45,7 @@ def test_without_a_folder_exactly_one_job_must_run(
 def test_a_job_that_does_not_answer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("megatron_bamboo.agent.drain.ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr("megatron_bamboo.agent.asking.ANSWER_SECONDS", 0.3)
     monkeypatch.chdir(tmp_path)
     running(tmp_path / "runs" / "one")
     monkeypatch.setenv("BAMBOO_SECRET", "5" * 64)

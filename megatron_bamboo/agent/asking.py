@@ -1,0 +1,40 @@
+"""How a command finds a running job and asks it for something."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from megatron_bamboo.errors import UserError
+from megatron_bamboo.membership.address import ADDRESS_FILE
+from megatron_bamboo.membership.secret_file import find_secret
+from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
+
+ANSWER_SECONDS = 10.0
+LOOK_SECONDS = 0.2
+WAIT_SECONDS = 600.0
+
+
+def running_job(wanted: Path | None) -> Path:
+    """The folder of a job that runs; UserError if it is not clear which."""
+    if wanted is not None:
+        if not (wanted / ADDRESS_FILE).is_file():
+            raise UserError(f"--job-dir {wanted}: no job runs there; give the folder of one")
+        return wanted
+    found = sorted(path.parent for path in Path("runs").glob(f"*/{ADDRESS_FILE}"))
+    if len(found) != 1:
+        names = ", ".join(map(str, found)) or "none"
+        raise UserError(f"say with --job-dir which job; running in runs/: {names}")
+    return found[0]
+
+
+@contextlib.contextmanager
+def store_of(job_dir: Path, secret_file: Path | None) -> Iterator[StoreClient]:
+    """A running job's store, as its tools use it; UserError where it does not answer."""
+    tool = find_secret(job_dir, secret_file).tool()
+    client = StoreClient(str((job_dir / ADDRESS_FILE).absolute()), ANSWER_SECONDS, tool)
+    try:
+        yield client
+    except StoreTimeout as error:
+        raise UserError(f"the job in {job_dir} does not answer: is it over? ({error})") from error
+    finally:
+        client.close()
