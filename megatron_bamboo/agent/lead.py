@@ -17,10 +17,11 @@ from typing import NoReturn
 
 from megatron_bamboo.agent.coordinator import Coordinator, JobFailed, JobStopped, NoProgress
 from megatron_bamboo.agent.invitation import INVITATION_KEY
-from megatron_bamboo.agent.job import COORDINATOR, JobShape, JobSpec
+from megatron_bamboo.agent.job import COORDINATOR, JobShape, JobSpec, WriteFault
 from megatron_bamboo.agent.outcome import OUTCOME_KEY, Outcome, Status
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.agent.telling import Announcer
+from megatron_bamboo.agent.write_faults import remaining_write_faults
 from megatron_bamboo.membership.address import ADDRESS_FILE, Address, Signpost
 from megatron_bamboo.membership.keys import Secret
 from megatron_bamboo.membership.leadership import Deposed, Hooks, LeaderLives
@@ -62,10 +63,11 @@ def lead_job(spec: JobSpec, secret: Secret) -> int:
     os.setsid()
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until it is heard; it is said again
     _redirect_output(spec)
+    fault = next(iter(remaining_write_faults(spec)), None)
     hooks = Hooks(
         failed=_fail,
-        before=lambda keys: _die_at(spec, journal.generation, "before", keys),
-        after=lambda keys: _die_at(spec, journal.generation, "after", keys),
+        before=lambda keys: _die_at(spec, fault, journal.generation, "before", keys),
+        after=lambda keys: _die_at(spec, fault, journal.generation, "after", keys),
     )
     journal = open_journal(spec.job_dir, hooks)
     try:
@@ -175,13 +177,14 @@ def _fail(error: Exception) -> NoReturn:
     os._exit(LeadStatus.DEPOSED if isinstance(error, Deposed) else LeadStatus.UNWRITABLE)
 
 
-def _die_at(spec: JobSpec, generation: int, moment: str, keys: Sequence[str]) -> None:
+def _die_at(
+    spec: JobSpec, fault: WriteFault | None, generation: int, moment: str, keys: Sequence[str]
+) -> None:
     """Die like a killed process, if this coordinator is to die at this write."""
-    for fault in spec.write_faults[generation - 1 : generation]:
-        if fault.moment == moment and fault.key in keys:
-            events = EventLog(spec.job_dir / "events", COORDINATOR)
-            events.emit("coordinator_kill", fault=str(fault), generation=generation)
-            os.kill(os.getpid(), signal.SIGKILL)
+    if fault is not None and fault.moment == moment and fault.key in keys:
+        events = EventLog(spec.job_dir / "events", COORDINATOR)
+        events.emit("coordinator_kill", fault=str(fault), generation=generation)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _redirect_output(spec: JobSpec) -> None:

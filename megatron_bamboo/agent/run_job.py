@@ -23,6 +23,7 @@ from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.process import NodeHandle, adopted_orphans, blocked_interrupts
 from megatron_bamboo.agent.supervisor import Supervisor
 from megatron_bamboo.agent.telling import Teller
+from megatron_bamboo.agent.write_faults import remaining_write_faults
 from megatron_bamboo.membership.keys import Secret
 from megatron_bamboo.membership.secret_file import find_or_make_secret
 from megatron_bamboo.membership.workers import node_of
@@ -105,26 +106,13 @@ def _with_injections(outcome: Outcome, spec: JobSpec) -> Outcome:
         return outcome
     missed: list[Injection | WriteFault] = [
         *unreached_injections(spec.job_dir, spec.injections),
-        *_unreached_faults(spec),
+        *remaining_write_faults(spec),
     ]
     if not missed:
         return outcome
     names = ", ".join(map(str, missed))
     message = f"the job finished, but never came to --inject {names}: nothing was tested there"
     return Outcome(Status.INJECTION_NOT_REACHED, message, outcome.lost)
-
-
-def _unreached_faults(spec: JobSpec) -> list[WriteFault]:
-    """The deaths of coordinators that none of them died."""
-    if not spec.write_faults:
-        return []
-    died = {
-        (event["generation"], event["fault"])
-        for event in read_events(spec.job_dir / "events")
-        if event["event"] == "coordinator_kill"
-    }
-    numbered = enumerate(spec.write_faults, start=1)
-    return [fault for number, fault in numbered if (number, str(fault)) not in died]
 
 
 def unreached_injections(job_dir: Path, injections: Sequence[Injection]) -> list[Injection]:

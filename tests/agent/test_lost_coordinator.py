@@ -74,6 +74,17 @@ def test_a_death_before_and_one_after_a_write_change_nothing(launch: Launch, key
     assert "coordinator 3 goes on" in launch.out
 
 
+def test_a_death_at_a_write_waits_for_whoever_comes_to_it(launch: Launch) -> None:
+    options = ("--inject", "coordinator@after:plan/1", "--inject", "node1@iter6:1.0F0")
+    launch.start(3, "--iters", "9", "--pause", "0.1", *LEASE, options=options).wait_for_step(1)
+    os.kill(first := leader(launch), signal.SIGKILL)
+    next_leader(launch, first)
+    launch.wait(0)
+    check_story(launch, 9, ["node1"])
+    kills = [(e["fault"], e["generation"]) for e in launch.events("coordinator_kill")]
+    assert kills == [("coordinator@after:plan/1", 2)]
+
+
 @pytest.mark.parametrize("after_step", [1, 4])
 def test_a_killed_coordinator_is_followed_by_another(launch: Launch, after_step: int) -> None:
     launch.start(3, "--iters", "12", "--pause", "0.01").wait_for_step(after_step)
