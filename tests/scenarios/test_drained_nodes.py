@@ -78,9 +78,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", in_ci(CASES, "in two pipelines", "one of two", "with a share of the optimizer")
-)
+@pytest.mark.parametrize("name", in_ci(CASES, "one of two", "with a share of the optimizer"))
 def test_nodes_leave_and_nothing_is_done_again(scenarios: ScenarioRunner, name: str) -> None:
     shape, redundancy, leaving, joined = CASES[name]
     with in_step_3(scenarios, shape, redundancy, num_standbys=len(joined)) as job:

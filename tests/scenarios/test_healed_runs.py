@@ -60,7 +60,6 @@ def lost(injections: Sequence[str]) -> list[str]:
     in_ci(
         SHADOWED,
         "a shadow's victim and then the shadow",
-        "in two pipelines",
         "with a share of the optimizer",
     ),
 )
@@ -111,7 +110,6 @@ STANDBYS = {
         STANDBYS,
         "one in each pipeline",
         "the standby is lost too",
-        "with chunks and shared layers",
         "with a share of it in half precision",
     ),
 )

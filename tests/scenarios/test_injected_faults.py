@@ -28,7 +28,7 @@ SIGNS = {
 }
 
 
-@pytest.mark.parametrize("how", in_ci(LOSSES, How.KILL_AGENT, How.STOP_AGENT, How.EXIT, How.HANG))
+@pytest.mark.parametrize("how", in_ci(LOSSES, How.KILL_AGENT, How.EXIT, How.HANG))
 def test_it_is_survived(scenarios: ScenarioRunner, how: How) -> None:
     shape = LONG if how is How.STOP_AGENT else SHAPE
     job = scenarios.run(

@@ -63,9 +63,7 @@ def victim(injection: str) -> str:
     in_ci(
         WITHOUT_STANDBYS,
         "a new shadow before the commit",
-        "an onlooker",
         "a new shadow with a share of the optimizer",
-        "in the gather of another pipeline",
     ),
 )
 def test_a_loss_while_new_shadows_are_made(scenarios: ScenarioRunner, name: str) -> None:

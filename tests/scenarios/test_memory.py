@@ -55,9 +55,7 @@ def predicted(job: FinishedJob) -> list[dict[str, dict[str, int]]]:
     return nodes
 
 
-@pytest.mark.parametrize(
-    "name", in_ci(CASES, "lazy", "bf16 and shards", "on the host", "shared layers")
-)
+@pytest.mark.parametrize("name", in_ci(CASES, "bf16 and shards", "on the host"))
 def test_each_category_is_what_was_said(scenarios: ScenarioRunner, name: str) -> None:
     shape, redundancy, flags = CASES[name]
     job = scenarios.run(shape, redundancy, more_flags=(ACCOUNT, *flags))

@@ -21,6 +21,14 @@ def test_each_moment_is_planned_once(part: str) -> None:
     assert len(names) == len(set(names))
 
 
+def test_the_lot_falls_alike_in_every_process() -> None:
+    assert list(map(str, moments_of("ci")[:3])) == [
+        "P3-D1-M4-7steps-lazy-pipeline0-0.0F2",
+        "P3-D3-M4-7steps-eager-pipeline1-0.0B1",
+        "P3-D3-M4-7steps-lazy-pipeline2-0.0SEND_F1",
+    ]
+
+
 def test_while_state_moves_a_receiver_or_an_onlooker_dies_and_no_only_holder() -> None:
     moments = moving_moments()
     assert len(moments) == len({str(moment) for moment in moments}) == 2 * 38 + 2 * 66

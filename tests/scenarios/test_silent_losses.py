@@ -50,7 +50,7 @@ def seconds_to_notice(job: FinishedJob, since: float) -> float:
     ("shape", "victim", "what"),
     [
         pytest.param(SHAPE, "node1", "group", marks=pytest.mark.slow),
-        (LONG, "node2", "agent"),
+        pytest.param(LONG, "node2", "agent", marks=pytest.mark.slow),
         (TWO_PIPELINES, "node2", "group"),
     ],
 )

@@ -145,7 +145,7 @@ QUIET = {
 }
 
 
-@pytest.mark.parametrize("name", in_ci(QUIET, "shared layers", "a standby gets a shard"))
+@pytest.mark.parametrize("name", in_ci(QUIET, "shared layers"))
 def test_nothing_is_said_where_nothing_differs(scenarios: ScenarioRunner, name: str) -> None:
     shape, redundancy, joined = QUIET[name]
     job = scenarios.run(
