@@ -8,9 +8,11 @@ It goes on where it was ended; the same seed draws the same faults.
 import argparse
 import shlex
 import shutil
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import count, pairwise
 from pathlib import Path
 
 from rich.console import Console
@@ -52,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KIND,..",
         help=f"what happens (all: {', '.join(KINDS)}; and {How.FLIP}, if copies are compared)",
     )
+    add("--jobs", type=int, default=1, metavar="N", help="runs at the same time (1)")
     add("--per-run", type=int, default=4, metavar="N", help="faults of a run, at most (4)")
     add(
         "--apart",
@@ -98,7 +101,10 @@ class Campaign:
         nodes = {"--nodes": args.nodes, "--workers-per-node": args.workers_per_node}
         spare = {"--standbys": args.standbys, "--respawn": args.respawn}
         command = (args.script, *args.script_args)
-        self._training = Training(_words(nodes), _words(spare), command, args.deadline)
+        self._must_end = threading.Event()
+        self._training = Training(
+            _words(nodes), _words(spare), command, args.deadline, self._must_end
+        )
         settings: dict[str, object] = {
             "options": self._training.options,
             "spare": self._training.spare,
@@ -121,17 +127,33 @@ class Campaign:
         lottery = Lottery(
             shape, self._kinds, args.per_run, args.apart, *spare, self._verified_every
         )
-        fruitless = 0
-        while not self._has_enough and fruitless < FRUITLESS_RUNS:
-            number = len(self.results) + 1
-            result = self._rehearse(number, lottery.run(self._args.seed, number))
-            self.results.append(result)
-            fruitless = 0 if result.strikes else fruitless + 1
+        known = {result.number for result in self.results}
+        numbers = (number for number in count(1) if number not in known)
+        running: set[Future[RunResult]] = set()
+        with ThreadPoolExecutor(args.jobs) as pool:
+            try:
+                while running or self._wants_more:
+                    while self._wants_more and len(running) < args.jobs:
+                        number = next(numbers)
+                        drawn = lottery.run(args.seed, number)
+                        running.add(pool.submit(self._rehearse, number, drawn))
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    self.results += [future.result() for future in done]
+            finally:
+                self._must_end.set()
+        self.results.sort(key=lambda result: result.number)
 
     @property
     def is_good(self) -> bool:
         """Whether enough has struck, and no run was broken by it."""
         return self._has_enough and all(r.ending is not Ending.BROKEN for r in self.results)
+
+    @property
+    def _wants_more(self) -> bool:
+        """Whether another run is to be begun, now that those so far have ended."""
+        last = self.results[-FRUITLESS_RUNS:]
+        is_fruitless = len(last) == FRUITLESS_RUNS and not any(one.strikes for one in last)
+        return not self._has_enough and not is_fruitless
 
     @property
     def _has_enough(self) -> bool:
@@ -215,7 +237,7 @@ def _kinds(text: str | None, is_verified: bool) -> tuple[How | OnCoordinator, ..
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name in ("losses", "per_run", "apart"):
+    for name in ("losses", "per_run", "apart", "jobs"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be 1 or above")
     if not args.deadline > 0:

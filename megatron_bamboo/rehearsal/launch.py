@@ -7,6 +7,7 @@ is left behind is found.
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ LOOK_SECONDS = 0.2
 END_SECONDS = 10.0
 
 
+class Unwanted(Exception):
+    """The campaign ends, and the run with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Training:
     """What is rehearsed."""
@@ -41,6 +46,8 @@ class Training:
     """The script and its flags."""
     deadline_seconds: float
     """A run that takes longer hangs."""
+    must_end: threading.Event
+    """Set when nobody wants to know any more."""
 
     def without_replicas(self) -> tuple[str, ...]:
         """The command of the same training with nothing against losses."""
@@ -95,6 +102,8 @@ class Training:
         until = time.monotonic() + self.deadline_seconds
         try:
             while (status := process.poll()) is None:
+                if self.must_end.is_set():
+                    raise Unwanted
                 if time.monotonic() > until:
                     output.write(f"it hung: ended after {self.deadline_seconds:g} s\n")
                     break

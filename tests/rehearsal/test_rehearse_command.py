@@ -27,6 +27,7 @@ OPTIONS = ("--losses", "2", "--nodes", "2")
         ),
         (("--losses", "0", "--nodes", "2"), (SCRIPT,), "--losses must be 1 or above"),
         ((*OPTIONS, "--per-run", "0"), (SCRIPT,), "--per-run must be 1 or above"),
+        ((*OPTIONS, "--jobs", "0"), (SCRIPT,), "--jobs must be 1 or above"),
         ((*OPTIONS, "--deadline", "0"), (SCRIPT,), "--deadline must be above 0"),
         (OPTIONS, (SCRIPT, "--save", "somewhere"), "leave out --save"),
         (OPTIONS, (SCRIPT, "--save=somewhere"), "leave out --save"),

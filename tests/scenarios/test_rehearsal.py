@@ -12,7 +12,7 @@ pytestmark = pytest.mark.multiprocess
 
 SHAPE = Shape(3, 1, num_steps=30)
 KINDS = ("flip", "kill", "stop")
-CAMPAIGN = ("--losses", "3", "--nodes", "3", "--per-run", "3", "--kinds", ",".join(KINDS))
+CAMPAIGN = f"--losses 3 --nodes 3 --per-run 2 --jobs 2 --kinds {','.join(KINDS)}".split()
 VERIFIED = ("--bamboo-lease", "3", "--bamboo-verify-replicas", "2")
 
 
