@@ -2,7 +2,8 @@
 ``train`` for one with a training loop of its own.
 
 ``bamboo run`` starts the script twice over. Once alone, to check everything and prepare the data
-before any worker exists; then on every node, to train (``worker.py``).
+before any worker exists; then on every node, to train (``worker.py``). A node that joins from
+elsewhere and does not see the prepared data has the script prepare them there first.
 """
 
 import json
@@ -59,7 +60,8 @@ with quiet_megatron_import():
         get_blend_and_blend_per_split,
         is_first_or_last_pipeline_stage,
     )
-    from megatron_bamboo.script.data import prepare_data
+    from megatron_bamboo.script.data import index_folder, prepare_data
+    from megatron_bamboo.script.inputs import inputs_of
     from megatron_bamboo.script.providers import (
         DatasetsProvider,
         ForwardStepFunc,
@@ -183,6 +185,9 @@ def run_phase(
         if phase == "memory":
             _say_memory(script, options, layout)
             return 0
+        if phase == "index":
+            prepare_data(script.datasets, options, layout)
+            return 0
         if phase == "prepare":
             _prepare(script, options, layout, Path(os.environ["BAMBOO_JOB_DIR"]))
             return 0
@@ -275,6 +280,8 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
         policy=options.bamboo.bamboo_policy,
         num_shards=layout.num_shards,
         unit_works=tuple(read_works(options.bamboo, layout.arrangement.num_units)),
+        inputs=inputs_of(options),
+        indices=str(index_folder(options, layout)),
     ).write(job_dir)
 
 

@@ -59,15 +59,39 @@ def test_preparing_leaves_the_jobs_shape_and_the_indices(text: Path, job_dir: Pa
     cache = job_dir / "cache"
     more = ("--bamboo-redundancy", "eager", "--data-cache-path", str(cache))
     assert run_phase(SCRIPT, flags(text, *more)) == 0
-    assert JobShape.read(job_dir) == JobShape(
+    shape = JobShape.read(job_dir)
+    assert shape == JobShape(
         equal_pipelines(2, 2, 4, layers_per_chunk=2),
         redundancy="eager",
         train_iters=3,
         global_batch_size=8,
         costs=(EQUAL_COSTS.to_json(),) * 2,
         unit_works=(0, 1, 1, 1, 1, 0),
+        inputs=shape.inputs,
+        indices=shape.indices,
     )
+    assert shape.indices is not None
+    assert list(Path(shape.indices).rglob("*GPTDataset-train-*.npy"))
+    named = [(name, Path(path).name) for name, path in shape.inputs]
+    assert named[:4] == [
+        ("--data-path", "x_text_document.idx"),
+        ("--data-path", "x_text_document.bin"),
+        ("--vocab-file", "vocab.json"),
+        ("--merge-file", "merges.txt"),
+    ]
+    # This test has its providers from there; what is installed is not the script's own.
+    assert ("module", "pretrain_gpt_bamboo.py") in named
+    assert not {"pytest", "numpy", "training.py"} & {Path(p).stem for _, p in shape.inputs}
+
+
+def test_the_indices_alone_are_built_where_a_node_does_not_see_them(
+    text: Path, job_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = job_dir / "cache"
+    monkeypatch.setenv("BAMBOO_PHASE", "index")
+    assert run_phase(SCRIPT, flags(text, "--data-cache-path", str(cache))) == 0
     assert list(cache.rglob("*GPTDataset-train-*.npy"))
+    assert not (job_dir / JOB_FILE).exists()
 
 
 @pytest.mark.parametrize(

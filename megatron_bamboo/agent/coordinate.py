@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from megatron_bamboo.agent.invitation import Invitation
+from megatron_bamboo.agent.invitation import Invitation, difference_here
 from megatron_bamboo.agent.job import JobShape, JobSpec
 from megatron_bamboo.agent.job_folder import check_is_new, goes_on, held
 from megatron_bamboo.agent.outcome import Status
@@ -125,6 +125,7 @@ def _lead(
         check_is_new(job_dir)
     check_secret(job_dir, args.secret_file)
     if is_begun:
+        _check_is_alike(job_dir)
         check_store(job_dir, args.store)
     else:
         begin_store(job_dir, args.store)
@@ -144,6 +145,16 @@ def _lead(
         outcome = run_job(spec, None, say, advance, must_end)
     say_end("bamboo coordinator", shape, outcome, job_dir)
     return outcome.status
+
+
+def _check_is_alike(job_dir: Path) -> None:
+    """UserError where this coordinator's code or data are not those that a job was begun with."""
+    path = job_dir / INVITATION_FILE
+    if path.exists() and (other := difference_here(path.read_text())) is not None:
+        raise UserError(
+            f"--job-dir {job_dir} holds a job that was begun with other code or data, and has not "
+            f"ended: {other}; go on with those, or give another folder"
+        )
 
 
 def _spec(args: argparse.Namespace, job_dir: Path, host: str) -> JobSpec:

@@ -15,11 +15,14 @@ SIGNS_VARIABLE = "BAMBOO_SIGNS"
 NODE_KEY_VARIABLE = "BAMBOO_NODE_KEY"
 
 
-def prepare_environment(job_dir: Path, num_nodes: int, workers_per_node: int) -> dict[str, str]:
-    """For the one run that checks the options and leaves ``job.json``, before any worker."""
+def prepare_environment(
+    job_dir: Path, num_nodes: int, workers_per_node: int, phase: str = "prepare"
+) -> dict[str, str]:
+    """For the one run that checks the options and leaves ``job.json``, before any worker; or, with
+    the phase ``index``, builds the data's index caches and no more."""
     return {
         **without_secret(os.environ),
-        "BAMBOO_PHASE": "prepare",
+        "BAMBOO_PHASE": phase,
         "BAMBOO_NUM_NODES": str(num_nodes),
         "BAMBOO_WORKERS_PER_NODE": str(workers_per_node),
         "BAMBOO_JOB_DIR": str(job_dir),

@@ -2,6 +2,8 @@
 
 So no node can run with other flags than the rest, and what is to be given to each node is little.
 It is a key of the store, so that only who has the job's secret can read it, or have written it.
+What it cannot give them, code and data, they compare with what it says of the job's (``marks.py``),
+and whoever differs stays away and leaves word of it.
 """
 
 import json
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec
+from megatron_bamboo.agent.marks import Marks, difference, marks_of
 
 INVITATION_KEY = "invitation"
 SPEAKER_KEY = "speaker"
@@ -31,13 +34,23 @@ class Invitation:
     """How long to look for a coordinator that answers."""
     notices: str
     """Who says that a machine is to be taken."""
+    marks: Marks
+    """What its code and its data must be alike."""
 
     @classmethod
     def of(cls, spec: JobSpec, command: Sequence[str]) -> Self:
         """To a job that was prepared in this process's working directory."""
         store_seconds = spec.deadlines.store_seconds
-        directory, shape = str(Path.cwd()), spec.shape
-        return cls(str(spec.job_dir), directory, tuple(command), shape, store_seconds, spec.notices)
+        marks = marks_of(Path.cwd(), command[0], spec.shape.inputs)
+        return cls(
+            str(spec.job_dir),
+            str(Path.cwd()),
+            tuple(command),
+            spec.shape,
+            store_seconds,
+            spec.notices,
+            marks,
+        )
 
     def spec(self, interface: str, speaker: str) -> JobSpec:
         """The job, as one of its nodes knows it."""
@@ -61,3 +74,15 @@ class Invitation:
         values = json.loads(text)
         shape = JobShape.from_fields(values.pop("shape"))
         return cls(command=tuple(values.pop("command")), shape=shape, **values)
+
+
+def difference_here(invitation: str | bytes) -> str | None:
+    """What differs on this machine from a job's code and data, in words; None if nothing does.
+
+    Args:
+        invitation: as ``to_json`` wrote it, perhaps that of another version of this package.
+    """
+    values = json.loads(invitation)
+    directory, script = Path(values["directory"]), values["command"][0]
+    inputs = [(name, path) for name, path in values["shape"].get("inputs", ())]
+    return difference(marks_of(directory, script, inputs), values.get("marks", {}))

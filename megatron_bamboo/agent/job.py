@@ -54,6 +54,10 @@ class JobShape:
     """Over how many pipelines the optimizer's state is shared out; 1: each has all of it."""
     unit_works: tuple[int, ...] = ()
     """By unit what a microbatch takes, in ticks; none: all layers take the same."""
+    inputs: tuple[tuple[str, str], ...] = ()
+    """Files that must be alike on all nodes, each with what names it (``agent/marks.py``)."""
+    indices: str | None = None
+    """The folder of the data's index caches, which each node must see before it joins."""
 
     def costs_of(self, pipeline: int) -> Costs:
         """The costs."""
@@ -101,6 +105,7 @@ class JobShape:
             "arrangement": Arrangement.from_fields(values["arrangement"]),
             "costs": tuple(values["costs"]),
             "unit_works": tuple(values["unit_works"]),
+            "inputs": tuple((str(name), str(path)) for name, path in values["inputs"]),
         }
         return cls(**{**values, **special})
 

@@ -12,8 +12,8 @@ import secrets
 import signal
 import socket
 import sys
-from pathlib import Path
 
+from megatron_bamboo.agent.admission import admit
 from megatron_bamboo.agent.agent import AgentSettings, run_agent, spawned_worker
 from megatron_bamboo.agent.door import DEADLINE_SECONDS, Door, NotNeeded
 from megatron_bamboo.agent.invitation import INVITATION_KEY, SPEAKER_KEY, Invitation
@@ -26,6 +26,7 @@ from megatron_bamboo.agent.process import (
     fork,
     handling,
 )
+from megatron_bamboo.agent.refusals import REFUSED
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.secret_file import add_secret_option
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Be a node until its part in the job ends: 0 where it left in good order or the job is over,
-    1 where it was lost, 2 for bad input."""
+    1 where it was lost, 2 for bad input, also of code or data that are not the job's."""
     check_seconds("--deadline", args.deadline)
     name = args.node or socket.gethostname().partition(".")[0]
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name):
@@ -102,10 +103,13 @@ def _join(door: Door, name: str, interface: str | None) -> tuple[AgentSettings, 
         client.wait([INVITATION_KEY])
         return client.get(INVITATION_KEY) or b""
 
-    invitation = Invitation.from_json(door.ask(secret, read_invitation))
-    for folder in (invitation.job_dir, invitation.directory):
-        if not Path(folder).is_dir():
-            raise UserError(f"this machine does not see {folder}, which all nodes must see")
+    text = door.ask(secret, read_invitation)
+    try:
+        invitation = admit(text, door.check_is_needed, _say)
+    except UserError as reason:
+        word = str(reason).encode()
+        door.ask(secret, lambda client: client.set(f"{REFUSED}{name}", word))
+        raise
     node = door.free_name(secret, name)
     speaker = door.ask(secret, lambda c: c.compare_set(SPEAKER_KEY, None, node.encode()))
     assert speaker is not None
@@ -113,10 +117,14 @@ def _join(door: Door, name: str, interface: str | None) -> tuple[AgentSettings, 
     return AgentSettings.of(spec, secret.node(node, secrets.token_hex(8))), invitation
 
 
+def _say(text: str) -> None:
+    print(f"bamboo agent: {text}", flush=True)
+
+
 def _be(settings: AgentSettings, invitation: Invitation) -> int:
     """Run the node, and wait for its end."""
     os.chdir(invitation.directory)
-    print(f"bamboo agent: joins as {settings.node}; its log is {settings.log}", flush=True)
+    _say(f"joins as {settings.node}; its log is {settings.log}")
     start_worker = spawned_worker(python(invitation.command))
     with adopted_orphans():
         with blocked_interrupts():

@@ -19,6 +19,7 @@ from megatron_bamboo.agent.coordinator import Coordinator, JobFailed, JobStopped
 from megatron_bamboo.agent.invitation import INVITATION_KEY
 from megatron_bamboo.agent.job import COORDINATOR, JobShape, JobSpec, WriteFault
 from megatron_bamboo.agent.outcome import OUTCOME_KEY, Outcome, Status
+from megatron_bamboo.agent.refusals import Refusals
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.agent.telling import Announcer
 from megatron_bamboo.agent.write_faults import remaining_write_faults
@@ -100,6 +101,7 @@ class _Lead:
         self._reporter = Reporter(self._table, spec.shape)
         events = Announcer(self._table, COORDINATOR)
         self._coordinator = Coordinator(spec, self._table, events, self._reporter)
+        self._refusals = Refusals(self._table, events, self._reporter)
 
     async def run(self) -> None:
         """Lead the job to its end; leave its outcome."""

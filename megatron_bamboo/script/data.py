@@ -31,6 +31,11 @@ def open_train_dataset(
     return build_train_dataset(data, _opener(provider, data.num_samples))
 
 
+def index_folder(options: Options, layout: Layout) -> Path:
+    """Where the indices of these samples are."""
+    return _data_options(options, layout).cache_folder()
+
+
 def _opener(provider: DatasetsProvider, num_samples: int) -> OpenDataset:
     def open_dataset(cache_folder: Path) -> "Dataset[Any] | None":
         get_args().data_cache_path = str(cache_folder)

@@ -37,6 +37,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--group-timeout", type=float, default=600.0)
     parser.add_argument("--pause", type=float, default=0.002)
     parser.add_argument("--checkpoint", type=Path, metavar="FILE")
+    parser.add_argument("--data", type=Path, metavar="FILE")
+    parser.add_argument("--indices", type=Path, metavar="FOLDER")
     parser.add_argument("--prepare", choices=["well", "refuse", "raise", "silent", "sleep"])
     parser.add_argument("--misbehave", action="append", default=[], metavar="NODE:HOW")
     return parser.parse_args(arguments)
@@ -63,9 +65,17 @@ def prepare(options: argparse.Namespace) -> int:
         loaded_from=str(options.checkpoint) if start_step(options) else None,
         lease_seconds=options.lease,
         group_timeout_seconds=options.group_timeout,
+        inputs=(("--data", str(options.data)),) if options.data else (),
+        indices=str(options.indices) if options.indices else None,
     )
+    make_indices(options)
     shape.write(Path(os.environ["BAMBOO_JOB_DIR"]))
     return 0
+
+
+def make_indices(options: argparse.Namespace) -> None:
+    if options.indices is not None:
+        options.indices.mkdir(exist_ok=True)
 
 
 def start_step(options: argparse.Namespace) -> int:
@@ -274,6 +284,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(sys.argv[1:] if arguments is None else arguments)
     if os.environ["BAMBOO_PHASE"] == "prepare":
         return prepare(options)
+    if os.environ["BAMBOO_PHASE"] == "index":
+        make_indices(options)
+        return 0
     Worker(options).train()
     return 0
 

@@ -1,0 +1,73 @@
+"""What a machine must be before it joins a job as a node: like the others, and ready for the data.
+
+The flags are the job's own, for they come with the invitation. Code and data are this machine's,
+so they are compared; and index caches that it does not see are built before anyone counts on it.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from megatron_bamboo.agent.environment import prepare_environment
+from megatron_bamboo.agent.invitation import Invitation, difference_here
+from megatron_bamboo.agent.preparing import python
+from megatron_bamboo.agent.process import blocked_interrupts, spawn
+from megatron_bamboo.errors import UserError
+
+LOOK_SECONDS = 0.1
+
+
+def admit(
+    text: bytes, check_is_needed: Callable[[], None], say: Callable[[str], None]
+) -> Invitation:
+    """What a node of this machine is told, once it is fit to be one.
+
+    Args:
+        text: the job's invitation.
+        check_is_needed: called again and again while there is something to wait for; raises where
+            it has become needless.
+
+    Raises:
+        UserError: it does not see what all nodes must see, or differs from them.
+    """
+    told = json.loads(text)
+    for folder in (told["job_dir"], told["directory"]):
+        if not Path(folder).is_dir():
+            raise UserError(f"this machine does not see {folder}, which all nodes must see")
+    if (other := difference_here(text)) is not None:
+        raise UserError(f"this machine's code or data are not the job's: {other}")
+    invitation = Invitation.from_json(text)
+    _build_indices(invitation, check_is_needed, say)
+    return invitation
+
+
+def _build_indices(
+    invitation: Invitation, check_is_needed: Callable[[], None], say: Callable[[str], None]
+) -> None:
+    """Build the index caches of the data unless they are there; UserError where that fails."""
+    shape = invitation.shape
+    if shape.indices is None or Path(invitation.directory, shape.indices).is_dir():
+        return
+    say(f"builds the index caches of its data in {shape.indices} before it joins")
+    nodes, workers = shape.arrangement.num_nodes, shape.tensor_size
+    environment = prepare_environment(Path(invitation.job_dir), nodes, workers, phase="index")
+    with contextlib.chdir(invitation.directory):
+        process = spawn(python(invitation.command), environment, new_session=True)
+    try:
+        # However long it takes, nobody waits for this machine meanwhile; the job's end ends it.
+        while (status := process.poll()) is None:
+            check_is_needed()
+            time.sleep(LOOK_SECONDS)
+    finally:
+        with blocked_interrupts():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if status != 0:
+        raise UserError(
+            f"the index caches of the data could not be built in {shape.indices} (status {status})"
+        )

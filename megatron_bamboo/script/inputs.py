@@ -1,0 +1,42 @@
+"""The files that decide what is trained: a node that has others must not join."""
+
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import megatron_bamboo
+from megatron_bamboo.config import Options
+
+Input = tuple[str, str]
+"""What names a file, and its path."""
+
+
+def inputs_of(options: Options) -> tuple[Input, ...]:
+    """The files that the flags name, and the script's own modules that are imported by now."""
+    data = options.data
+    named = [
+        ("--data-path", f"{data.data_path}.idx"),
+        ("--data-path", f"{data.data_path}.bin"),
+        ("--vocab-file", data.vocab_file),
+        ("--merge-file", data.merge_file),
+    ]
+    if options.bamboo.bamboo_costs is not None:
+        named.append(("--bamboo-costs", options.bamboo.bamboo_costs))
+    return (*named, *sorted(_own_modules()))
+
+
+def _own_modules() -> Iterator[Input]:
+    """Those that are neither installed nor this package's, which all are compared anyway."""
+    paths, own = sysconfig.get_paths(), Path(megatron_bamboo.__file__).parent
+    libraries = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    libraries += [*site.getsitepackages(), site.getusersitepackages()]
+    installed = [own, *(Path(library).resolve() for library in libraries)]
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is None or name == "__main__" or not file.endswith(".py"):
+            continue
+        path = Path(file).resolve()
+        if not any(path.is_relative_to(place) for place in installed):
+            yield "module", str(path)
