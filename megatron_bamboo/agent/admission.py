@@ -1,4 +1,4 @@
-"""What a machine must be before it joins a job as a node: like the others, and ready for the data.
+"""What a machine must be before it joins a job as a node: like the others, and able to be one.
 
 The flags are the job's own, for they come with the invitation. Code and data are this machine's,
 so they are compared; and index caches that it does not see are built before anyone counts on it.
@@ -14,6 +14,11 @@ from pathlib import Path
 
 from megatron_bamboo.agent.environment import prepare_environment
 from megatron_bamboo.agent.invitation import Invitation, difference_here
+from megatron_bamboo.agent.limits import (
+    allow_descriptors,
+    allow_locked_memory,
+    worker_descriptors,
+)
 from megatron_bamboo.agent.preparing import python
 from megatron_bamboo.agent.process import blocked_interrupts, spawn
 from megatron_bamboo.errors import UserError
@@ -41,6 +46,9 @@ def admit(
     if (other := difference_here(text)) is not None:
         raise UserError(f"this machine's code or data are not the job's: {other}")
     invitation = Invitation.from_json(text)
+    allow_descriptors(worker_descriptors(invitation.shape), "a worker")
+    if (warning := allow_locked_memory()) is not None:
+        say(warning)
     _build_indices(invitation, check_is_needed, say)
     return invitation
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from megatron_bamboo.agent.invitation import Invitation, difference_here
 from megatron_bamboo.agent.job import JobShape, JobSpec
 from megatron_bamboo.agent.job_folder import check_is_new, goes_on, held
+from megatron_bamboo.agent.limits import allow_descriptors, coordinator_descriptors
 from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.agent.preparing import (
     add_job_options,
@@ -133,6 +134,7 @@ def _lead(
         if status != 0:
             return status
     spec = _spec(args, job_dir, host)
+    allow_descriptors(coordinator_descriptors(spec.shape), "the coordinator")
     spec = replace(spec, invitation=_invite(spec, command_of(args), is_begun))
     shape = spec.shape
     with screen(shape.start_step, shape.train_iters) as (say, advance):

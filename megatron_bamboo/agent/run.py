@@ -23,6 +23,12 @@ from megatron_bamboo.agent.job import (
     parse_injections,
 )
 from megatron_bamboo.agent.job_folder import check_is_new, held
+from megatron_bamboo.agent.limits import (
+    allow_descriptors,
+    allow_locked_memory,
+    coordinator_descriptors,
+    worker_descriptors,
+)
 from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.agent.preparing import (
     LONGEST_DEADLINE,
@@ -108,6 +114,8 @@ def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
                 return status
             shape = JobShape.read(job_dir)
             check_shape(args, shape, limits)
+            allow_descriptors(coordinator_descriptors(shape), "the coordinator")
+            allow_descriptors(worker_descriptors(shape), "a worker")
             spec = JobSpec(
                 tuple(names[: args.nodes]),
                 shape,
@@ -125,6 +133,8 @@ def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
             start_node = forked_node(spawned_worker(python(command_of(args))))
             with screen(shape.start_step, shape.train_iters) as (say, advance):
                 say(f"job folder: {job_dir}")
+                if (warning := allow_locked_memory()) is not None:
+                    say(warning)
                 if endpoint is not None:
                     endpoint.serve(job_dir)
                     say(f"metrics: {endpoint.url}")
