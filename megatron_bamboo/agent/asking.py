@@ -1,9 +1,11 @@
 """How a command finds a running job and asks it for something."""
 
+import argparse
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from megatron_bamboo.agent.preparing import check_seconds
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.secret_file import find_secret
@@ -14,16 +16,37 @@ LOOK_SECONDS = 0.2
 WAIT_SECONDS = 600.0
 
 
-def running_job(wanted: Path | None) -> Path:
-    """The folder of a job that runs; UserError if it is not clear which."""
+def add_wait_option(parser: argparse.ArgumentParser, what: str) -> None:
+    """How long the command waits for what it has asked for."""
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=WAIT_SECONDS,
+        metavar="SECONDS",
+        help=f"how long to wait until {what}; 0: not at all ({WAIT_SECONDS:g})",
+    )
+
+
+def check_wait(seconds: float) -> None:
+    """UserError for what is no time to wait; 0 is none."""
+    if seconds != 0:
+        check_seconds("--wait", seconds)
+
+
+def running_job(wanted: Path | None, option: str) -> Path:
+    """The folder of a job that runs; UserError if it is not clear which.
+
+    Args:
+        option: by which the command is told the folder.
+    """
     if wanted is not None:
         if not (wanted / ADDRESS_FILE).is_file():
-            raise UserError(f"--job-dir {wanted}: no job runs there; give the folder of one")
+            raise UserError(f"{option} {wanted}: no job runs there; give the folder of one")
         return wanted
     found = sorted(path.parent for path in Path("runs").glob(f"*/{ADDRESS_FILE}"))
     if len(found) != 1:
         names = ", ".join(map(str, found)) or "none"
-        raise UserError(f"say with --job-dir which job; running in runs/: {names}")
+        raise UserError(f"say with {option} which job; running in runs/: {names}")
     return found[0]
 
 

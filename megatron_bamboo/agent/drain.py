@@ -7,7 +7,13 @@ import argparse
 import time
 from pathlib import Path
 
-from megatron_bamboo.agent.asking import LOOK_SECONDS, WAIT_SECONDS, running_job, store_of
+from megatron_bamboo.agent.asking import (
+    LOOK_SECONDS,
+    add_wait_option,
+    check_wait,
+    running_job,
+    store_of,
+)
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.leaving import DRAINED, NOTICED, Notice
 from megatron_bamboo.membership.secret_file import add_secret_option
@@ -30,23 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stay", action="store_true", help="take it back: the node stays, or is a standby again"
     )
-    parser.add_argument(
-        "--wait",
-        type=float,
-        default=WAIT_SECONDS,
-        metavar="SECONDS",
-        help=f"how long to wait until it has left; 0: not at all ({WAIT_SECONDS:g})",
-    )
+    add_wait_option(parser, "it has left")
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask for it and wait until it is done; 0 when the node has left."""
-    job_dir = running_job(args.job_dir)
+    check_wait(args.wait)
+    job_dir = running_job(args.job_dir, "--job-dir")
     with store_of(job_dir, args.secret_file) as client:
         _check(client, args.node)
         notice = Notice(CAUSE, is_over=args.stay)
         client.set(f"{NOTICED}{args.node}", notice.to_json().encode())
-        if args.stay or args.wait <= 0:
+        if args.stay or args.wait == 0:
             print(f"the job knows that {args.node} {'stays' if args.stay else 'is to leave'}")
             return 0
         print(_await_end(client, args.node, args.wait))

@@ -23,6 +23,8 @@ JOB_FILE = "job.json"
 LEASE_SECONDS = 5.0
 MOST_FAILURES = 20
 COORDINATOR = "coordinator"
+KEPT_NAMES = (COORDINATOR, "metrics")
+"""No node's, since logs and events of a job have them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from megatron_bamboo.agent.admission import admit
 from megatron_bamboo.agent.agent import AgentSettings, run_agent, spawned_worker
 from megatron_bamboo.agent.door import DEADLINE_SECONDS, Door, NotNeeded
 from megatron_bamboo.agent.invitation import INVITATION_KEY, SPEAKER_KEY, Invitation
+from megatron_bamboo.agent.job import KEPT_NAMES
 from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.preparing import check_seconds, python
 from megatron_bamboo.agent.process import (
@@ -70,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
     name = args.node or socket.gethostname().partition(".")[0]
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name):
         raise UserError(f"--node {name}: a node's name is of letters, digits, - and _ alone")
+    if name in KEPT_NAMES:
+        raise UserError(f"--node {name}: files of the job itself have that name: give another")
     known = [interface for _, interface in socket.if_nameindex()]
     if args.interface is not None and args.interface not in known:
         raise UserError(f"--interface {args.interface}: this machine has {', '.join(known)}")

@@ -4,7 +4,13 @@ import argparse
 import time
 from pathlib import Path
 
-from megatron_bamboo.agent.asking import LOOK_SECONDS, WAIT_SECONDS, running_job, store_of
+from megatron_bamboo.agent.asking import (
+    LOOK_SECONDS,
+    add_wait_option,
+    check_wait,
+    running_job,
+    store_of,
+)
 from megatron_bamboo.agent.outcome import Outcome
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.secret_file import add_secret_option
@@ -28,21 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="complete the step under way and save it first, where the script has --save",
     )
-    parser.add_argument(
-        "--wait",
-        type=float,
-        default=WAIT_SECONDS,
-        metavar="SECONDS",
-        help=f"how long to wait until it has ended; 0: not at all ({WAIT_SECONDS:g})",
-    )
+    add_wait_option(parser, "it has ended")
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask for it and wait until it is done; 0 when the job has ended, however."""
-    job_dir = running_job(args.job_dir)
+    check_wait(args.wait)
+    job_dir = running_job(args.job_dir, "JOB_DIR")
     with store_of(job_dir, args.secret_file) as client:
         client.set(STOP_KEY, StopWish(args.save, CAUSE).to_json().encode())
-    if args.wait <= 0:
+    if args.wait == 0:
         print("the job knows that it is to end")
         return 0
     print(_await_outcome(job_dir, args.wait))

@@ -4,12 +4,18 @@ The file is written by rename, so that it is whole whenever it is read, and only
 that one who was deposed never leads anyone astray.
 """
 
+import errno
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from megatron_bamboo.errors import UserError
+
 ADDRESS_FILE = "coordinator.json"
+# What a network's file system answers in the moment in which a file is replaced, or while it is
+# away, and what this process gets while it has no descriptor left.
+_PASSING = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +46,44 @@ class Signpost:
 
     def __init__(self, text: str) -> None:
         self._path: Path | None = None
-        self._fixed: Address | None = None
+        self._known: Address | None = None
         if os.path.isabs(text):
             self._path = Path(text)
         else:
             host, _, port = text.rpartition(":")
-            self._fixed = Address(host, int(port))
+            self._known = Address(host, int(port))
         self._text = text
 
     def find(self) -> Address | None:
-        """Where the store is; None while nobody has said it."""
+        """Where the store is; None while nobody has said it.
+
+        While the file cannot be read for a passing reason it is where it was.
+
+        Raises:
+            UserError: it is another file, or nobody lets this process read it.
+        """
         if self._path is None:
-            return self._fixed
+            return self._known
         try:
-            return Address(**json.loads(self._path.read_text()))
+            self._known = _parse(self._path)
         except FileNotFoundError:
-            return None
+            self._known = None
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise UserError(f"{self._path} cannot be read ({error.strerror})") from error
+        return self._known
 
     def __str__(self) -> str:
         return str(self.find() or self._text)
+
+
+def _parse(path: Path) -> Address:
+    try:
+        match json.loads(path.read_text()):
+            case {"host": str(), "port": int()} as values:
+                return Address(**values)
+    except (ValueError, TypeError):
+        pass
+    raise UserError(
+        f"{path} does not say where a coordinator is: give {ADDRESS_FILE} of a job's folder"
+    )

@@ -42,6 +42,12 @@ def test_without_a_folder_exactly_one_job_must_run(
     )
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
+def test_what_is_no_time_to_wait_is_named(capsys: pytest.CaptureFixture[str], seconds: str) -> None:
+    assert bamboo(["drain", "node1", "--wait", seconds]) == 2
+    assert "bamboo drain: --wait must be more than 0" in capsys.readouterr().err
+
+
 def test_a_job_that_does_not_answer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -175,7 +175,18 @@ def test_a_job_of_this_machine_is_stopped(launch: Launch, options: tuple[str, ..
 def test_what_cannot_be_stopped_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "no job runs there" in refused(capsys, "stop", str(tmp_path))
+    line = refused(capsys, "stop", str(tmp_path))
+    assert line == f"bamboo stop: JOB_DIR {tmp_path}: no job runs there; give the folder of one"
+    for seconds in ("nan", "inf", "-1"):
+        assert f"not {seconds}" in refused(capsys, "stop", str(tmp_path), "--wait", seconds)
+
+
+def test_without_a_folder_the_job_to_stop_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refused(capsys, "stop")
+    assert line == "bamboo stop: say with JOB_DIR which job; running in runs/: none"
 
 
 def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
@@ -216,9 +227,20 @@ def test_what_an_agent_cannot_join_is_named(
         (("--join", "no-such-name.invalid:9"), "no-such-name.invalid does not resolve"),
         (("--join", "127.0.0.1:9"), "needs the job's secret: give --secret-file"),
         (("--join", where, "--node", "a/b"), "--node a/b: a node's name is of letters, digits"),
+        (("--join", where, "--node", "coordinator"), "--node coordinator: files of the job"),
         (("--join", where, "--interface", "none0"), "--interface none0: this machine has lo"),
     ):
         assert why in refused(capsys, "agent", *options)
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[1]", b'{"host": "a", "port": "b"}', b"x", b"\xff"])
+def test_a_file_that_does_not_say_where_a_coordinator_is_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    other = tmp_path / "job.json"
+    other.write_bytes(content)
+    line = refused(capsys, "agent", "--join", str(other))
+    assert line.startswith(f"bamboo agent: {other} does not say where a coordinator is")
 
 
 def test_an_agent_looks_again_where_nobody_answers(

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -105,6 +106,21 @@ def test_an_address_is_fixed_or_what_the_file_says_now(tmp_path: Path) -> None:
         assert signpost.find() == address
     assert [p.name for p in tmp_path.iterdir()] == [ADDRESS_FILE]
     assert Signpost("127.0.0.1:77").find() == Address("127.0.0.1", 77)
+
+
+def test_while_its_file_cannot_be_read_the_store_is_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / ADDRESS_FILE
+    address, signpost = Address("10.0.0.1", 4001, 1, 77), Signpost(str(path))
+    address.write(path)
+    assert signpost.find() == address
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        assert signpost.find() == address
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    path.unlink()
+    assert signpost.find() is None
 
 
 def test_without_anybody_a_call_ends_at_its_deadline(tmp_path: Path) -> None:
