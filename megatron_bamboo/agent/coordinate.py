@@ -31,7 +31,7 @@ from megatron_bamboo.agent.preparing import (
     prepare,
 )
 from megatron_bamboo.agent.run_job import run_job
-from megatron_bamboo.agent.screen import interruptible, say_end, screen, told_to_end
+from megatron_bamboo.agent.screen import interruptible, say_end, say_line, screen, told_to_end
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.secret_file import check_secret
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             return _lead(args, job_dir, host, endpoint, must_end)
         except KeyboardInterrupt:
-            print("bamboo coordinator: interrupted; the nodes end by themselves", file=sys.stderr)
+            say_line("bamboo coordinator: interrupted; the nodes end by themselves", sys.stderr)
             return Status.INTERRUPTED
 
 

@@ -42,7 +42,13 @@ from megatron_bamboo.agent.preparing import (
     python,
 )
 from megatron_bamboo.agent.run_job import run_job
-from megatron_bamboo.agent.screen import interruptible, say_end, screen, told_to_end
+from megatron_bamboo.agent.screen import (
+    interruptible,
+    say_end,
+    say_line,
+    screen,
+    told_to_end,
+)
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.secret_file import check_secret
 from megatron_bamboo.membership.stores import begin_store
@@ -140,7 +146,7 @@ def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
                     say(f"metrics: {endpoint.url}")
                 outcome = run_job(spec, start_node, say, advance, must_end)
         except KeyboardInterrupt:
-            print("bamboo run: interrupted; nothing is left running", file=sys.stderr)
+            say_line("bamboo run: interrupted; nothing is left running", sys.stderr)
             return Status.INTERRUPTED
     say_end("bamboo run", shape, outcome, job_dir)
     return outcome.status

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -56,25 +57,45 @@ def screen(start_step: int, train_iters: int) -> Iterator[tuple[Say, Advance]]:
         redirect_stdout=False,
         redirect_stderr=False,
     )
-    with progress:
-        task = progress.add_task("iterations", total=train_iters, completed=start_step)
+    task = progress.add_task("iterations", total=train_iters, completed=start_step)
 
-        def say(line: str) -> None:
+    def say(line: str) -> None:
+        with _unheeded(sys.stdout):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-        def advance(step: int) -> None:
+    def advance(step: int) -> None:
+        with _unheeded(sys.stdout):
             progress.update(task, completed=step, refresh=True)
 
-        yield say, advance
-
-
-def say_line(line: str) -> None:
-    """Print a line at once."""
+    with _unheeded(sys.stdout):
+        progress.start()
     try:
-        print(line, flush=True)
-    except BrokenPipeError:
-        # Whoever read along has left, as `head` does. The job and its files go on.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        yield say, advance
+    finally:
+        with _unheeded(sys.stdout):
+            progress.stop()
+
+
+def say_line(line: str, stream: TextIO | None = None) -> None:
+    """Print a line at once; by default to where results go."""
+    stream = sys.stdout if stream is None else stream
+    with _unheeded(stream):
+        print(line, file=stream, flush=True)
+
+
+@contextlib.contextmanager
+def _unheeded(stream: TextIO) -> Iterator[None]:
+    """Within it something is shown, whether or not anybody can see it.
+
+    Whoever read along may have left, as `head` does; the terminal may be closed, or the disk full
+    to which a shell writes. The job and its files go on.
+    """
+    try:
+        yield
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 def say_end(command: str, shape: JobShape, outcome: Outcome, job_dir: Path) -> None:
@@ -87,8 +108,8 @@ def say_end(command: str, shape: JobShape, outcome: Outcome, job_dir: Path) -> N
     for node in suspects[:SHOWN_LOGS]:
         log = job_dir / "logs" / f"{node}.log"
         lines = log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
-        print("\n".join([f"--- {log}", *lines]), file=sys.stderr)
-    print(f"{command}: {outcome.message}", file=sys.stderr)
+        say_line("\n".join([f"--- {log}", *lines]), sys.stderr)
+    say_line(f"{command}: {outcome.message}", sys.stderr)
 
 
 def _last_line(shape: JobShape, outcome: Outcome, job_dir: Path) -> str:

@@ -320,6 +320,28 @@ def test_who_stops_reading_does_not_stop_the_job(tmp_path: Path) -> None:
     assert len((tmp_path / "job" / "losses.jsonl").read_text().splitlines()) == 4
 
 
+def test_what_cannot_be_shown_does_not_stop_the_job(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "megatron_bamboo", "run", "--nodes", "3"]
+    command += ["--job-dir", str(tmp_path / "job"), str(SCRIPT)]
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(command, stdout=full, stderr=full, timeout=120).returncode == 0
+    assert len((tmp_path / "job" / "losses.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_terminal_that_is_closed_does_not_stop_the_job(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "megatron_bamboo", "run", "--nodes", "3"]
+    command += ["--job-dir", str(tmp_path / "job"), str(SCRIPT), "--pause", "0.05"]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        while b"] iteration " not in shown:
+            shown += os.read(ours, 4096)
+        os.close(ours)
+        assert process.wait(120) == 0
+    assert len((tmp_path / "job" / "losses.jsonl").read_text().splitlines()) == 4
+
+
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_no_process_behind(launch: Launch, kind: signal.Signals) -> None:
     launch.start(3, "--iters", "1000", "--pause", "0.01").wait_for_step(1)
