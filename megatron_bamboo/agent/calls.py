@@ -1,10 +1,12 @@
 """Which standbys have been called, and for which places: all of it is in the store.
 
-A standby builds the stages of the one place that it is called for, and cannot be called again.
+A standby builds the stages of the one place that it is called for, and cannot be called again. One
+that does not get ready must not keep its place for ever: nothing else would protect it.
 """
 
 import json
 from dataclasses import asdict
+from time import monotonic
 
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.membership.assignment import called_key
@@ -19,6 +21,8 @@ class Calls:
     def __init__(self, members: Members, table: Table) -> None:
         self._members = members
         self._table = table
+        self._called_at: dict[str, float] = {}
+        """When this coordinator first knew of those that are not ready."""
 
     def called(self, plan: Plan) -> dict[str, Vacancy]:
         """By standby that has been called and is in no plan yet, its place; in their order."""
@@ -49,6 +53,16 @@ class Calls:
             "shape": asdict(pipeline.shape),
         }
         self._table.set(called_key(node), json.dumps(values).encode())
+
+    def give_up_late(self, plan: Plan, seconds: float) -> None:
+        """Take those for lost that were called so long ago and are not ready."""
+        now, members = monotonic(), self._members
+        late = [node for node in self.called(plan) if not members.is_ready(node)]
+        self._called_at = {node: self._called_at.get(node, now) for node in late}
+        for node, called_at in self._called_at.items():
+            if now - called_at > seconds:
+                cause = f"it was called for a place and was not ready within {seconds:g} s"
+                members.fence(node, cause)
 
     def _free(self, plan: Plan) -> tuple[str, ...]:
         members = self._members

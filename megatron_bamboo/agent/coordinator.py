@@ -91,7 +91,7 @@ class Coordinator:
             num_open=0 if spec.nodes else spec.num_nodes,
         )
         self._balance = shape.balance()
-        calls = Calls(self.members, table)
+        self._calls = calls = Calls(self.members, table)
         self._healer = Healer(self.members, calls, self._balance)
         # Where each pipeline has a share of the optimizer's state no other one can give it.
         self._grower = Grower(self.members, calls, self._balance if shape.num_shards == 1 else None)
@@ -276,6 +276,7 @@ class Coordinator:
         for report in self._headway.look():
             self._steps_in_epoch += report.epoch == self._plan.epoch
             self._note_change(report)
+            self._calls.give_up_late(self._plan, self._deadlines.stall_seconds)
             if self._steps_in_epoch == STEPS_TO_FORM_GROUPS:
                 self._forget_older_epochs()
 

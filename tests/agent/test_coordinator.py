@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from megatron_bamboo.agent import headway
+from megatron_bamboo.agent import calls, headway
 from megatron_bamboo.agent.coordinator import Coordinator, JobFailed, JobStopped
 from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec
 from megatron_bamboo.agent.long_waits import LongWaits
@@ -62,16 +62,16 @@ class Memory(Nowhere):
 class Cluster:
     """A coordinator, and nodes that do what a test says."""
 
-    def __init__(self, tmp_path: Path, deadlines: Deadlines) -> None:
+    def __init__(self, tmp_path: Path, deadlines: Deadlines, standbys: Sequence[str] = ()) -> None:
         shape = JobShape(equal_pipelines(4, 1, 2), "lazy", train_iters=9, global_batch_size=2)
         self.memory = Memory()
         self.table = Table(self.memory)
-        spec = JobSpec(NODES, shape, tmp_path, deadlines=deadlines)
+        spec = JobSpec(NODES, shape, tmp_path, deadlines=deadlines, standbys=tuple(standbys))
         reporter, events = Reporter(self.table, shape), Announcer(self.table, "coordinator")
         self.coordinator = Coordinator(spec, self.table, events, reporter)
         self.links = {
             node: AgentLink(node, 100, Writer())  # type: ignore[arg-type]
-            for node in NODES
+            for node in (*NODES, *standbys)
         }
 
     @property
@@ -130,8 +130,9 @@ def lead(tmp_path: Path) -> Callable[..., Cluster]:
     def run(
         story: Callable[[Cluster], Awaitable[None]],
         deadlines: Deadlines = Deadlines(),  # noqa: B008
+        standbys: Sequence[str] = (),
     ) -> Cluster:
-        cluster = Cluster(tmp_path, deadlines)
+        cluster = Cluster(tmp_path, deadlines, standbys)
 
         async def both() -> None:
             async with asyncio.timeout(20):
@@ -334,6 +335,44 @@ def test_old_reports_are_forgotten(lead: Lead, monkeypatch: pytest.MonkeyPatch) 
         cluster.finish(*NODES)
 
     lead(story)
+
+
+def test_a_standby_that_never_gets_ready_gives_its_turn_away(
+    lead: Lead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else would be changed while it is waited for, and the job trains on meanwhile."""
+    clock = [100.0]
+    monkeypatch.setattr(calls, "monotonic", lambda: clock[0])
+
+    async def story(cluster: Cluster) -> None:
+        cluster.join(*NODES)
+        cluster.coordinator.members.joined(cluster.links["node4"])
+        await cluster.plan(0)
+        cluster.confirm(1, 0)
+        cluster.lose("node2")
+        for node in ("node0", "node1", "node3"):
+            cluster.record(0, node, 1, True, True)
+        await cluster.plan(1)
+        cluster.confirm(2, 1)
+        assert await cluster.table.wait(["called/node4"], 5) == ()
+        for step, later in ((3, 0.0), (4, 29.0)):
+            clock[0] += later
+            cluster.confirm(step, 1)
+            await cluster.until(lambda: cluster.said_iterations() == step)  # noqa: B023
+        assert cluster.table.get("lost/node4") is None
+        clock[0] += 2.0
+        cluster.confirm(5, 1)
+        assert await cluster.table.wait(["lost/node4", "ending/1"], 5) == ()
+        for node in ("node0", "node1", "node3"):
+            cluster.record(1, node, 5, True, True)
+        plan = await cluster.plan(2)
+        assert plan.change is not None and len(plan.change.transfers) == 2
+        cluster.finish("node0", "node1", "node3")
+
+    cluster = lead(story, Deadlines(stall_seconds=30.0), standbys=("node4",))
+    assert cluster.coordinator.members.lost["node4"] == (
+        "it was called for a place and was not ready within 30 s"
+    )
 
 
 def test_a_silent_node_is_fenced_told_to_stop_and_lost(lead: Lead) -> None:
