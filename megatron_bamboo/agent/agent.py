@@ -20,7 +20,7 @@ from megatron_bamboo.agent.environment import SIGNS_VARIABLE, worker_environment
 from megatron_bamboo.agent.guard import start_guard
 from megatron_bamboo.agent.hangs import HangJudge
 from megatron_bamboo.agent.job import JobSpec
-from megatron_bamboo.agent.link import CoordinatorLink, NodeEnd
+from megatron_bamboo.agent.link import CoordinatorLink, NodeEnd, unheard_seconds
 from megatron_bamboo.agent.process import (
     ForkedNode,
     ForkedProcess,
@@ -137,7 +137,12 @@ def _run_node(
 ) -> NodeEnd:
     """Watch a node's workers until its part in the job ends; how it does."""
     link = CoordinatorLink(
-        settings.identity, settings.store, settings.job_dir, settings.patience_seconds, events
+        settings.identity,
+        settings.store,
+        settings.job_dir,
+        settings.patience_seconds,
+        events,
+        unheard_seconds(settings.lease_seconds),
     )
     if not link.await_welcome():
         return link.end

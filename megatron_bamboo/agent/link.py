@@ -16,7 +16,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from megatron_bamboo.agent.leases import FIRST_WORD
+from megatron_bamboo.agent.job import LEASE_SECONDS
+from megatron_bamboo.agent.leases import FIRST_WORD, beat_seconds
 from megatron_bamboo.agent.outcome import OUTCOME_FILE
 from megatron_bamboo.membership.address import Address, Signpost
 from megatron_bamboo.membership.channel import Channel, Impostor
@@ -32,6 +33,15 @@ CONNECT_SECONDS = 1.0
 # A coordinator answers a greeting within this time, or another connection is tried.
 GREETING_SECONDS = 10.0
 RETRY_SECONDS = 0.1
+# After an interruption TCP may wait as long again before it repeats what was said. A new connection
+# does not; it is made when an answer is so many beats late, and no sooner than the time below.
+BEATS_UNHEARD = 1.5
+LEAST_UNHEARD_SECONDS = 3.0
+
+
+def unheard_seconds(lease_seconds: float) -> float:
+    """How long an agent hears nothing before it makes another connection."""
+    return max(LEAST_UNHEARD_SECONDS, BEATS_UNHEARD * beat_seconds(lease_seconds))
 
 
 class NodeEnd(Enum):
@@ -51,6 +61,7 @@ class CoordinatorLink:
         identity: the node's, for as long as this process lives.
         store: where the coordinator is found (``membership/address.py``).
         patience_seconds: how long to look for one that answers, before the job counts as over.
+        unheard_seconds: how long to hear nothing, before another connection is made.
     """
 
     def __init__(
@@ -60,7 +71,9 @@ class CoordinatorLink:
         job_dir: Path,
         patience_seconds: float,
         events: EventLog,
+        unheard_seconds: float = unheard_seconds(LEASE_SECONDS),
     ) -> None:
+        self._unheard_seconds = unheard_seconds
         self._credential = identity.agent()
         self._hello = {"op": "hello", "pid": os.getpid()}
         self._signpost = Signpost(store)
@@ -110,6 +123,8 @@ class CoordinatorLink:
         is_greeting = self._channel is not None and not self._channel.is_open
         if is_greeting and time.monotonic() > self._greeting_until:
             self._lose("no answer to the greeting")
+        if self._is_welcome and silent > self._unheard_seconds:
+            self._park(f"nothing was heard for {silent:.1f} s")
         if self._channel is None and self._outcome.exists():
             self.end = NodeEnd.OVER
             return True
@@ -179,11 +194,8 @@ class CoordinatorLink:
             self._say_impostor(error)
             self._lose(str(error))
         except (MalformedFrame, TimeoutError) as error:
-            # Somebody on the way has changed what was said. To the coordinator the end of this
-            # connection would be the node's, so it stays until there is another one.
-            if self._is_welcome:
-                self._parked, self._channel = self._channel, None
-            self._lose(str(error))
+            # Somebody on the way has changed what was said.
+            self._park(str(error))
         except OSError as error:
             self._lose(str(error))
         return None
@@ -207,6 +219,13 @@ class CoordinatorLink:
             self._channel.send(encode_body(message), time.monotonic() + FRAME_SECONDS)
         except OSError as error:
             self._lose(str(error))
+
+    def _park(self, why: str) -> None:
+        """Make another connection. To the coordinator the end of this one would be the node's, so
+        it stays until there is another."""
+        if self._is_welcome:
+            self._parked, self._channel = self._channel, None
+        self._lose(why)
 
     def _lose(self, why: str) -> None:
         if self._is_welcome:

@@ -68,10 +68,12 @@ def link(tmp_path: Path) -> CoordinatorLink:
     return make_link(tmp_path, patience_seconds=60.0)
 
 
-def make_link(folder: Path, patience_seconds: float) -> CoordinatorLink:
+def make_link(
+    folder: Path, patience_seconds: float, unheard_seconds: float = 60.0
+) -> CoordinatorLink:
     events = EventLog(folder / "events", "node0")
-    identity = SECRET.node("node0", INCARNATION)
-    return CoordinatorLink(identity, str(folder / ADDRESS_FILE), folder, patience_seconds, events)
+    identity, store = SECRET.node("node0", INCARNATION), str(folder / ADDRESS_FILE)
+    return CoordinatorLink(identity, store, folder, patience_seconds, events, unheard_seconds)
 
 
 def tend(link: CoordinatorLink, condition: Callable[[], bool]) -> bool:
@@ -123,6 +125,18 @@ def test_patience_ends(tmp_path: Path) -> None:
     began = time.monotonic()
     assert not make_link(tmp_path, patience_seconds=0.3).await_welcome()
     assert 0.3 <= time.monotonic() - began < WAIT_SECONDS
+
+
+def test_a_coordinator_that_is_not_heard_gets_another_connection_beside_the_old_one(
+    lead: Lead, tmp_path: Path
+) -> None:
+    """To it the end of the old one would be the node's."""
+    coordinator = lead()
+    link = make_link(tmp_path, 60.0, unheard_seconds=0.3)
+    assert link.await_welcome()
+    link.report(STARTED)
+    assert not tend(link, lambda: coordinator.told == [STARTED, STARTED])
+    assert (len(coordinator.links), coordinator.closings) == (2, 0)
 
 
 @pytest.mark.parametrize("way", ["to_server", "to_client"])

@@ -47,6 +47,8 @@ def joins(job: FinishedJob, node: str) -> int:
         pytest.param(4.0, (1.3,), id="once"),
         pytest.param(LEASE_SECONDS, (2.4,), id="half of the default", marks=pytest.mark.slow),
         pytest.param(4.0, (0.9, 0.9, 0.9), id="a flapping link", marks=pytest.mark.slow),
+        # TCP repeats what was said 6.2 s after the first time, and then after 12.6 s.
+        pytest.param(13.0, (6.4,), id="half of a long one", marks=pytest.mark.slow),
     ],
 )
 def test_interruptions_shorter_than_half_a_lease_decide_nothing(
