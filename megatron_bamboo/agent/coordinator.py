@@ -51,11 +51,14 @@ from megatron_bamboo.schedule.redundancy import Redundancy
 
 # A pair that no loss has touched outlives its epoch, and may be formed only when it is first used.
 # The second step that passes in an epoch ran in it from beginning to end, so it used every group:
-# from then on nobody needs the rendezvous keys of older epochs, nor what was said at their ends.
+# from then on nobody needs the rendezvous keys of older epochs, what was said at their ends, nor
+# their plans: all who live have followed the newest one.
 STEPS_TO_FORM_GROUPS = 2
 
-EPOCH_KEYS = ("group/", "progress/", "record/")
-"""Before the number of an epoch: what workers write for each other in it."""
+EPOCH_KEYS = ("group/", "progress/", "record/", "ending/", "plan/")
+"""Before the number of an epoch: what belongs to it alone."""
+FIRST_PLAN = "plan/0"
+"""By it each node that comes, however late, sees whether it is a standby."""
 
 LOOK_SECONDS = 0.25
 """How often the nodes' leases are looked at."""
@@ -300,7 +303,8 @@ class Coordinator:
         with self._table.together():
             for prefix in EPOCH_KEYS:
                 for key in self._table.items(prefix):
-                    if int(key.removeprefix(prefix).partition("/")[0]) < self._plan.epoch:
+                    epoch = int(key.removeprefix(prefix).partition("/")[0])
+                    if epoch < self._plan.epoch and key != FIRST_PLAN:
                         self._table.delete(key)
 
     def _can_change(self) -> bool:

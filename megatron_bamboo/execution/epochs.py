@@ -220,6 +220,14 @@ class EpochWatch:
                 self._condition.notify_all()
             self._handlers.wake()
             self._handlers.prepare(plan)
+        self._forget_progress()
+
+    def _forget_progress(self) -> None:
+        """Only of the epochs whose ends are still to be acted upon anything will be asked."""
+        with self._condition:
+            oldest = min((plan.epoch for plan in self._pending), default=self._newest.epoch)
+        for key in [key for key in list(self._progress) if int(key.split("/")[1]) < oldest - 1]:
+            self._progress.pop(key, None)
 
     def _leave(self, epoch: int, lost: Collection[str]) -> None:
         record = self._ledger.leave(epoch).to_json().encode()

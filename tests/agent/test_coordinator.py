@@ -280,6 +280,9 @@ def test_keys_of_older_epochs_are_kept_until_nobody_can_need_them(lead: Lead) ->
             await cluster.until(lambda step=step: cluster.said_iterations() == step)
             assert cluster.table.count("group/") == groups
             assert cluster.table.count("progress/") == cluster.table.count("record/") == others
+        # The first plan is for those who come late.
+        assert set(cluster.table.items("plan/")) == {"plan/0", "plan/2"}
+        assert not {"ending/0", "ending/1"} & cluster.table.items("ending/").keys()
         cluster.finish("node1", "node3")
 
     lead(story)

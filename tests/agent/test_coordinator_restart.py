@@ -15,7 +15,7 @@ from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.agent.telling import Announcer
 from megatron_bamboo.membership.decision import Record, StepReport
 from megatron_bamboo.membership.store_server import AgentLink
-from megatron_bamboo.membership.table import Change, Nowhere, Said, Table
+from megatron_bamboo.membership.table import Change, Nowhere, Put, Said, Table
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.plan import Plan
 
@@ -206,8 +206,9 @@ def events_of(disk: Disk) -> list[dict[str, Any]]:
 
 
 def plans_of(disk: Disk) -> list[Plan]:
-    plans = Table(disk).items("plan/").values()
-    return [Plan.from_json(value) for value in plans]
+    """All that were ever written: old ones are forgotten."""
+    puts = [change for change in disk.load() if isinstance(change, Put)]
+    return [Plan.from_json(put.value) for put in puts if put.key.startswith("plan/")]
 
 
 @pytest.fixture(scope="module")
