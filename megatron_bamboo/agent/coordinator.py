@@ -23,6 +23,7 @@ from megatron_bamboo.agent.job import JobSpec
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.agent.progress import Failures
 from megatron_bamboo.agent.records import Records
+from megatron_bamboo.agent.replacer import Replacer
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.agent.shares import log_shares
 from megatron_bamboo.agent.telling import is_new
@@ -98,7 +99,8 @@ class Coordinator:
         self._healer = Healer(self.members, calls, self._balance)
         # Where each pipeline has a share of the optimizer's state no other one can give it.
         self._grower = Grower(self.members, calls, self._balance if shape.num_shards == 1 else None)
-        self._drainer = Drainer(self.members, table, reporter)
+        replacer = Replacer(self.members, calls)
+        self._drainer = Drainer(self.members, replacer, table, reporter)
         self._records = Records(table, self.members, spec.deadlines, self._hear)
         self._failures = Failures(table)
         self._max_failures = spec.max_failures
@@ -325,9 +327,12 @@ class Coordinator:
     async def _drain(self) -> bool:
         """Begin to let nodes go if some are to leave and can; whether it was so."""
         self._drainer.look(self._plan)
-        if not self._can_change() or not (leaving := self._drainer.due(self._plan)):
+        if not self._can_change():
             return False
-        await self._change_epoch(Ending(leaving=leaving))
+        leaving, replacing = self._drainer.due(self._plan)
+        if not leaving:
+            return False
+        await self._change_epoch(Ending(leaving=leaving, replacing=replacing))
         return True
 
     async def _heal(self) -> bool:
@@ -397,7 +402,8 @@ class Coordinator:
         if ending.growth is not None and self._balance is not None:
             plan = grow(self._plan, decision, last_step, ending.growth, self._balance)
         elif ending.leaving:
-            plan = drain(self._plan, decision, last_step, ending.leaving, self._balance)
+            leaving, replacing = ending.leaving, ending.replacing
+            plan = drain(self._plan, decision, last_step, leaving, self._balance, replacing)
         else:
             plan = heal(self._plan, decision, last_step, ending.standby, self._balance)
         with self._table.together():

@@ -5,7 +5,9 @@ change; after it the others train without them. One that has handed over ends as
 need anything of it: when a step has passed without it, or the epoch in which it took part is over.
 """
 
+from megatron_bamboo.agent.ending import Standby
 from megatron_bamboo.agent.members import Members
+from megatron_bamboo.agent.replacer import Replacer
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.membership.leaving import DRAINED, GOING, NOTICED, RELEASED, REMARK, Notice
 from megatron_bamboo.membership.table import Table
@@ -19,8 +21,11 @@ TOLD = "told/"
 class Drainer:
     """Who is to leave, who is going, and who may end."""
 
-    def __init__(self, members: Members, table: Table, reporter: Reporter) -> None:
+    def __init__(
+        self, members: Members, replacer: Replacer, table: Table, reporter: Reporter
+    ) -> None:
         self._members = members
+        self._replacer = replacer
         self._table = table
         self._reporter = reporter
 
@@ -45,15 +50,17 @@ class Drainer:
         for node, cause in self._members.drained.items():
             self._reporter.once(f"{DRAINED}{node}", f"drained {node} ({cause})")
 
-    def due(self, plan: Plan) -> tuple[str, ...]:
-        """The nodes that can be let go now, the most urgent ones first."""
-        if plan.change is not None:
-            return ()
-        leaving = self._leaving(plan)
-        going = can_go(plan, leaving)
-        for node in set(leaving) - set(going):
+    def due(self, plan: Plan) -> tuple[tuple[str, ...], tuple[Standby, ...]]:
+        """The nodes that can be let go now, the most urgent ones first, and the standbys that take
+        their places."""
+        if plan.change is not None or not (leaving := self._leaving(plan)):
+            return (), ()
+        found = self._replacer.look(plan, leaving)
+        able = [node for node in leaving if node not in found.waiting]
+        going = can_go(plan, able, found.ready)
+        for node in set(able) - set(going):
             self._say_waiting(node, plan)
-        return going
+        return going, found.ready
 
     def say_they_stay(self, plan: Plan, why: str) -> None:
         """Say why nobody can be let go any more."""
@@ -116,15 +123,15 @@ class Drainer:
             f"{node} waits for a standby: it is the last node that could run {', '.join(held)}",
         )
 
-    def _leaving(self, plan: Plan) -> tuple[str, ...]:
-        """The nodes of a plan that are to leave, the most urgent ones first."""
+    def _leaving(self, plan: Plan) -> dict[str, Notice]:
+        """The notices of nodes of a plan that are to leave, the most urgent ones first."""
         notices = {n: notice for n, notice in self._notices().items() if n in plan.nodes}
         urgent = sorted(
             (notice.seconds is None, notice.seconds or 0.0, node)
             for node, notice in notices.items()
             if not notice.is_over and node not in self._members.lost
         )
-        return tuple(node for *_, node in urgent)
+        return {node: notices[node] for *_, node in urgent}
 
     def _notices(self) -> dict[str, Notice]:
         """By node that is there the newest word, oldest first."""

@@ -1,9 +1,9 @@
 """Why an epoch ends: announced in the store before it does, so that any coordinator goes on."""
 
 import json
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Any, Self
 
 from megatron_bamboo.planner.growing import Growth
 from megatron_bamboo.planner.healing import Vacancy
@@ -23,15 +23,16 @@ class Ending:
     """Who joins, and where."""
     leaving: tuple[str, ...] = ()
     """Who goes, the most urgent ones first."""
+    replacing: tuple[Standby, ...] = ()
+    """Who joins in the places of some of them."""
     growth: Growth | None = None
     """Who becomes a pipeline."""
 
     def to_json(self) -> str:
         """The value of ``ending/<epoch>``."""
-        called = None
-        if self.standby is not None:
-            called = {**asdict(self.standby[0]), "node": self.standby[1]}
+        called = None if self.standby is None else _fields(self.standby)
         values = {"lost": sorted(self.lost), "standby": called, "leaving": self.leaving}
+        values["replacing"] = [_fields(standby) for standby in self.replacing]
         growth = None if self.growth is None else asdict(self.growth)
         return json.dumps({**values, "growth": growth})
 
@@ -40,10 +41,18 @@ class Ending:
         """The ending that ``to_json`` wrote."""
         values = json.loads(text)
         called = values["standby"]
-        standby = None
-        if called is not None:
-            standby = Vacancy(called["pipeline"], called["rank"]), called["node"]
+        standby = None if called is None else _standby(called)
+        replacing = tuple(map(_standby, values["replacing"]))
         growth = values["growth"]
         if growth is not None:
             growth = Growth(growth["pipeline"], tuple(growth["nodes"]))
-        return cls(frozenset(values["lost"]), standby, tuple(values["leaving"]), growth)
+        return cls(frozenset(values["lost"]), standby, tuple(values["leaving"]), replacing, growth)
+
+
+def _fields(standby: Standby) -> dict[str, Any]:
+    place, node = standby
+    return {**asdict(place), "node": node}
+
+
+def _standby(fields: Mapping[str, Any]) -> Standby:
+    return Vacancy(fields["pipeline"], fields["rank"]), fields["node"]

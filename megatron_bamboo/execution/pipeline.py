@@ -91,7 +91,6 @@ class PipelineView:
     ) -> None:
         self.node = node
         self.number = plan.pipeline_of(node)
-        self.rank = plan.pipelines[self.number].rank_of(node)
         self._is_tied = tied
         self.sharded = sharded
         self._redundancy = redundancy
@@ -120,6 +119,12 @@ class PipelineView:
         """Whether the first stage and the last one have a weight in common."""
         return self._is_tied and self.shape.num_stages > 1
 
+    @property
+    def _own_program(self) -> Program:
+        """Of the forward and backward passes; none for who joins while another has its rank."""
+        programs = self.in_force.programs
+        return programs[self.rank] if self.rank < len(programs) else ()
+
     def begin_step(self, step: int) -> Program:
         """The program of a step, tail included.
 
@@ -134,7 +139,7 @@ class PipelineView:
             self._steady = take_over(self._steady, loss.victim, {})
         self.in_force = hit or self._steady
         self._losses.clear()
-        return (*self.state_sends(step), *self.in_force.programs[self.rank], *self.tail(step))
+        return (*self.state_sends(step), *self._own_program, *self.tail(step))
 
     def tail(self, step: int) -> Program:
         """The tail of a step under the placement in force."""
@@ -189,7 +194,7 @@ class PipelineView:
         finished = count_promoted(self.in_force, done)
         return tuple(
             action
-            for action in self.in_force.programs[self.rank]
+            for action in self._own_program
             if action not in finished and _consumer_of(action) not in finished
         )
 
@@ -294,6 +299,7 @@ class PipelineView:
     def set_plan(self, plan: Plan) -> None:
         """Who holds what from now on, and what moves in which step."""
         self.pipeline = plan.pipelines[self.number]
+        self.rank = self.pipeline.rank_of(self.node)
         self.arrangement = plan.arrangement
         self.is_first = self.number == plan.first_pipeline
         """Whether this pipeline speaks for all where one is enough."""

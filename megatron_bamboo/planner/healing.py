@@ -59,8 +59,13 @@ def can_balance(plan: Plan, balance: Balance | None) -> bool:
 
 def with_standby(pipeline: PipelinePlan, rank: int, standby: str) -> PipelinePlan:
     """The pipeline with a standby in a vacant rank: it runs the stage of that number again."""
+    return protected(in_place(pipeline, rank, standby))
+
+
+def in_place(pipeline: PipelinePlan, rank: int, standby: str) -> PipelinePlan:
+    """The same, with the replicas that there are."""
     ranks = _put(pipeline.ranks, rank, standby)
-    return protected(replace(pipeline, ranks=ranks, stages=_put(pipeline.stages, rank, standby)))
+    return replace(pipeline, ranks=ranks, stages=_put(pipeline.stages, rank, standby))
 
 
 def heal(

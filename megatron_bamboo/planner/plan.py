@@ -39,7 +39,8 @@ class PipelinePlan:
     stages: tuple[str, ...]
     replicas: tuple[str | None, ...]
     ranks: tuple[str, ...]
-    """The nodes as they started: a node's index here is its pipeline rank for its whole life."""
+    """By rank its node, dead or alive. Who joins in the place of a node that is still there has one
+    beyond these, until the change is made."""
     shape: PipelineShape
     """What each stage holds, and how much work there is."""
 
@@ -59,6 +60,20 @@ class PipelinePlan:
     def replica_ranks(self) -> tuple[int | None, ...]:
         """By stage the rank that holds its replica, as the schedule wants it."""
         return tuple(None if node is None else self.rank_of(node) for node in self.replicas)
+
+    def with_joining(self, after: "PipelinePlan") -> Self:
+        """With a rank of its own for each node that has another one's rank after a change."""
+        new = tuple(node for node in after.ranks if node not in self.ranks)
+        return replace(self, ranks=(*self.ranks, *new))
+
+    @property
+    def joining(self) -> tuple[str, ...]:
+        """Those who join in the places of nodes that are still there."""
+        return self.ranks[len(self.stages) :]
+
+    def without_joining(self) -> Self:
+        """Without those who have not joined."""
+        return replace(self, ranks=self.ranks[: len(self.stages)])
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any]) -> Self:
@@ -166,7 +181,10 @@ class Plan:
         """What has become of this plan's change by the end of the epoch: made, or nothing."""
         if self.change is None:
             return self
-        return self.made() if self.change.is_made(decision) else replace(self, change=None)
+        if self.change.is_made(decision):
+            return self.made()
+        pipelines = tuple(pipeline.without_joining() for pipeline in self.pipelines)
+        return replace(self, pipelines=pipelines, change=None)
 
     def pipeline_of(self, node: str) -> int:
         """The pipeline that a node belongs to, dead or alive."""
@@ -254,7 +272,8 @@ def plan_after_loss(plan: Plan, lost: Set[str], decision: StepDecision | None) -
     """The next epoch's plan: each lost node's stages run where their replicas are.
 
     What moves in a step that is not applied goes on moving between those who live: whoever waits
-    for it gets it. A standby that can no longer join is lost, too.
+    for it gets it. Who joins in the place of a live node gets it also from whoever has taken over
+    from that one. A standby that can no longer join is lost, too.
     """
     before = plan.after(decision)
     pipelines, moves = [], []
@@ -291,7 +310,7 @@ def plan_after_loss(plan: Plan, lost: Set[str], decision: StepDecision | None) -
         reason="; ".join(moves) or NOTHING_LOST,
     )
     if plan.change is not None and decision is not None and not plan.change.is_made(decision):
-        after = replace(after, change=_what_is_left(plan.change, after.pipelines, lost))
+        after = _going_on(after, plan, lost)
     kept = {*after.nodes, *after.dismissed, *plan.freed(decision)}
     return replace(after, lost=tuple(sorted(lost | (set(plan.nodes) - kept))))
 
@@ -301,17 +320,32 @@ def dissolved(pipeline: PipelinePlan) -> PipelinePlan:
     return PipelinePlan((), (), (), replace(pipeline.shape, num_microbatches=0))
 
 
+def _going_on(after: Plan, before: Plan, lost: Set[str]) -> Plan:
+    """A plan with what losses have left of the change of the one before."""
+    assert before.change is not None
+    replacing = {node for pipeline in before.pipelines for node in pipeline.joining}
+    left = _what_is_left(before.change, after.pipelines, lost, replacing)
+    if left is None:
+        return after
+    pairs = zip(after.pipelines, left.pipelines, strict=True)
+    pipelines = tuple(now.with_joining(then) for now, then in pairs)
+    return replace(after, pipelines=pipelines, change=left)
+
+
 def _what_is_left(
-    change: Change, pipelines: Sequence[PipelinePlan], lost: Set[str]
+    change: Change, pipelines: Sequence[PipelinePlan], lost: Set[str], replacing: Set[str]
 ) -> Change | None:
     """A change without what was to come from or go to lost nodes, and without pipelines that were
-    to begin; None if it is nothing then."""
+    to begin; None if it is nothing then.
+
+    Args:
+        replacing: those who join in the places of nodes that were there.
+    """
     alive = [
-        transfer
+        replace(transfer, source=source)
         for transfer in change.transfers
-        if pipelines[transfer.pipeline].stages
-        and pipelines[transfer.pipeline].stages[transfer.stage] == transfer.source
-        and transfer.target not in lost
+        if transfer.target not in lost
+        and (source := _source(transfer, pipelines, replacing)) is not None
     ]
     # A standby joins with a stage of its own to run, or not at all.
     running = {node for pipeline in pipelines for node in pipeline.stages}
@@ -334,10 +368,32 @@ def _what_is_left(
             pipeline,
             stages=tuple(stages),
             replicas=tuple(node if node in stages else None for node in replicas),
+            # One that was to begin has none.
+            ranks=tuple(
+                new if new in stages else old
+                for old, new in zip(pipeline.ranks, wanted.ranks, strict=bool(pipeline.ranks))
+            ),
         )
-        for pipeline, (stages, replicas) in zip(pipelines, after, strict=True)
+        for pipeline, wanted, (stages, replicas) in zip(
+            pipelines, change.pipelines, after, strict=True
+        )
     )
     return Change(change.step, kept, arranged)
+
+
+def _source(
+    transfer: Transfer, pipelines: Sequence[PipelinePlan], replacing: Set[str]
+) -> str | None:
+    """Who sends a stage's state after losses; None for nobody.
+
+    Whoever has taken over from the one that was to has the same state, as it was before the step.
+    """
+    stages = pipelines[transfer.pipeline].stages
+    if not stages or (
+        stages[transfer.stage] != transfer.source and transfer.target not in replacing
+    ):
+        return None
+    return stages[transfer.stage]
 
 
 def _initial_pipeline(

@@ -118,8 +118,9 @@ class _Pipeline:
         for victim in dict.fromkeys(move.victim for move in moves):
             # It may have been a step ahead of the one in which its shadow took over.
             self._gone.add(victim)
-            rank = self._ranks.index(victim)
-            if self._schedule.stages_of(rank):
+            # A standby may have got its rank in that very step.
+            rank = self._ranks.index(victim) if victim in self._ranks else None
+            if rank is not None and self._schedule.stages_of(rank):
                 self._schedule = take_over(self._schedule, rank, {})
 
     def complaints(self, work: Work, moves: Sequence[Moved]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from megatron_bamboo.membership.assignment import called_key
 from megatron_bamboo.membership.decision import StepReport
 from megatron_bamboo.membership.leaving import DRAINED, GOING, NOTICED, Notice
 from megatron_bamboo.membership.workers import workers_of
+from megatron_bamboo.planner.draining import place_of
 from megatron_bamboo.planner.healing import Vacancy, vacancies
 from megatron_bamboo.planner.plan import Plan, Transfer
 from megatron_bamboo.watching.history import History
@@ -194,13 +195,18 @@ def _leaving(view: StoreView) -> tuple[LeavingStatus, ...]:
     )
 
 
+def _places_of_leaving(view: StoreView, plan: Plan) -> list[Vacancy]:
+    running = {node for pipeline in plan.pipelines for node in pipeline.stages}
+    return [place_of(plan, leaving.node) for leaving in _leaving(view) if leaving.node in running]
+
+
 def _standby(view: StoreView, plan: Plan, node: str) -> StandbyStatus:
     called = view.keys.get(called_key(node))
     if called is None:
         return StandbyStatus(node)
     place = json.loads(called)
     vacancy = Vacancy(place["pipeline"], place["rank"])
-    if vacancy not in vacancies(plan):
+    if vacancy not in (*vacancies(plan), *_places_of_leaving(view, plan)):
         return StandbyStatus(node)
     workers = workers_of((node,), view.shape.tensor_size)
     is_ready = all(f"ready/{worker}" in view.keys for worker in workers)

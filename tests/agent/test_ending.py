@@ -12,7 +12,7 @@ from megatron_bamboo.planner.healing import Vacancy
     [
         Ending(frozenset({"node1", "node2"})),
         Ending(standby=(Vacancy(1, 2), "node8")),
-        Ending(leaving=("node3", "node1")),
+        Ending(leaving=("node3", "node1"), replacing=((Vacancy(0, 1), "node8"),)),
         Ending(growth=Growth(1, ("node6", "node2.2"))),
     ],
     ids=["losses", "a standby", "who leaves", "a pipeline that begins"],

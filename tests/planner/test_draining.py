@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from megatron_bamboo.membership.decision import Record, StepDecision
 from megatron_bamboo.planner.arrangement import equal_pipelines
-from megatron_bamboo.planner.draining import can_go, counting_records, drain
+from megatron_bamboo.planner.draining import can_go, counting_records, drain, place_of
 from megatron_bamboo.planner.healing import Vacancy, heal, stages_to_hold, unprotected, vacancies
 from megatron_bamboo.planner.plan import (
     NoHolder,
@@ -75,6 +75,59 @@ def test_the_last_node_of_a_pipeline_stays_until_a_standby_has_come() -> None:
     assert last.made().pipelines[0].stages == ("node8",) * 4
 
 
+def handed_over() -> Plan:
+    return drain(whole(), decided(7, True), LAST, ["node2"], replacing=[(Vacancy(0, 2), "node8")])
+
+
+def test_a_standby_takes_the_place_of_a_node_that_is_still_there() -> None:
+    plan = handed_over()
+    assert plan.change is not None
+    assert plan.change.transfers == (
+        Transfer(0, 2, "node2", "node8"),
+        Transfer(0, 3, "node3", "node8"),
+    )
+    # Until the change is made the one has the rank, and the other one beyond all others.
+    assert plan.pipelines[0].stages == NODES[:4]
+    assert plan.pipelines[0].ranks == (*NODES[:4], "node8")
+    assert (plan.let_go, plan.nodes) == (("node2",), (*NODES[:4], "node8", *NODES[4:]))
+    made = plan.made().pipelines[0]
+    assert made.ranks == made.stages == ("node0", "node1", "node8", "node3")
+    assert made.replicas == ("node3", "node0", "node1", "node8")
+    assert vacancies(plan.made()) == ()
+    assert plan.reason == (
+        "node8 takes stage 2 of pipeline 0 from node2; node8 shadows stage 3 of pipeline 0"
+    )
+
+
+def test_who_dies_while_a_standby_takes_its_place_is_followed_by_its_shadow_as_a_source() -> None:
+    after = plan_after_loss(handed_over(), {"node2"}, decided(8, False))
+    assert (after.lost, after.pipelines[0].stages) == (
+        ("node2",),
+        ("node0", "node1", "node1", "node3"),
+    )
+    assert after.change is not None
+    assert after.change.transfers == (
+        Transfer(0, 2, "node1", "node8"),
+        Transfer(0, 3, "node3", "node8"),
+    )
+    made = after.made().pipelines[0]
+    assert made.ranks == made.stages == ("node0", "node1", "node8", "node3")
+    assert (made.replicas[2], made.replicas[3]) == ("node1", "node8")
+
+
+def test_a_standby_that_dies_while_it_takes_a_place_leaves_it_as_it_was() -> None:
+    after = plan_after_loss(handed_over(), {"node8"}, decided(8, False))
+    assert (after.change, after.lost) == (None, ("node8",))
+    assert after.pipelines[0].ranks == after.pipelines[0].stages == NODES[:4]
+
+
+def test_with_a_standby_all_nodes_of_a_pipeline_can_leave_at_once() -> None:
+    replacing = ((Vacancy(0, 1), "node8"),)
+    assert can_go(whole(), NODES[:4], replacing) == NODES[:4]
+    plan = drain(whole(), decided(7, True), LAST, NODES[:4], replacing=replacing)
+    assert plan.made().pipelines[0].stages == ("node8",) * 4
+
+
 def test_nothing_moves_after_the_last_step() -> None:
     for decision in (decided(LAST, True), None):
         plan = drain(whole(), decision, LAST, ["node2"])
@@ -138,7 +191,7 @@ def test_any_course_of_drains_healings_and_losses_keeps_every_stage_held(
         decision = decided(step, data.draw(st.booleans()))
         step += 2
         gone |= set(plan.freed(decision))
-        match data.draw(st.sampled_from(["lose", "drain", "heal"])):
+        match data.draw(st.sampled_from(["lose", "drain", "replace", "heal"])):
             case "lose":
                 lost = data.draw(st.sets(st.sampled_from(plan.nodes), min_size=1, max_size=2))
                 try:
@@ -150,6 +203,13 @@ def test_any_course_of_drains_healings_and_losses_keeps_every_stage_held(
                 live = plan.after(decision).nodes
                 leaving = data.draw(st.lists(st.sampled_from(live), min_size=1, unique=True))
                 plan = drain(plan, decision, LAST, leaving)
+            case "replace":
+                live = plan.after(decision).nodes
+                leaving = data.draw(st.lists(st.sampled_from(live), min_size=1, unique=True))
+                places = [place_of(plan.after(decision), node) for node in leaving]
+                come = data.draw(st.integers(1, len(places)))
+                replacing = [(place, f"new{number}.{n}") for n, place in enumerate(places[:come])]
+                plan = drain(plan, decision, LAST, leaving, replacing=replacing)
             case "heal":
                 places = vacancies(plan.after(decision))
                 use = data.draw(st.booleans()) and bool(places)

@@ -13,25 +13,27 @@ from pathlib import Path
 
 import pytest
 from evidence import Expected
-from forked_jobs import RunningJob
+from forked_jobs import FinishedJob, RunningJob
 from in_ci import in_ci
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
 from megatron_bamboo.agent import drain as drain_command
+from megatron_bamboo.agent.asking import store_of
 from megatron_bamboo.cli import main as bamboo
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.membership.workers import workers_of
 
 # Far more than they take even on a busy machine.
 SECONDS = 240.0
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]
 
 ONE = Shape(3, 1, num_steps=14)
-LONG = Shape(3, 1, num_steps=30)
+BRIEF = Shape(3, 1, num_steps=8)
 TWO = Shape(3, 2, num_steps=14)
 PAIR = Shape(2, 1, num_steps=30)
-SHARED = Shape(3, 1, num_steps=30, num_chunks=2, tensor_size=2)
-SHARING_HALF = Shape(3, 2, num_steps=30, variant="zero-bf16")
+SHARED = Shape(3, 1, num_steps=10, num_chunks=2, tensor_size=2)
+SHARING_HALF = Shape(3, 2, num_steps=14, variant="zero-bf16")
 VERIFIED = Shape(3, 2, num_steps=14, variant="zero-verify")
 
 
@@ -44,6 +46,12 @@ def run_drain(job: RunningJob, node: str) -> None:
     parser = argparse.ArgumentParser()
     drain_command.add_arguments(parser)
     drain_command.run(parser.parse_args([node, "--job-dir", str(job.request.job_dir)]))
+
+
+def await_ready(job: RunningJob, shape: Shape, *standbys: str) -> None:
+    """Wait until standbys have built what they are called for."""
+    with store_of(job.request.job_dir, None) as client:
+        client.wait([f"ready/{one}" for one in workers_of(standbys, shape.tensor_size)], SECONDS)
 
 
 STOPPED = ("--bamboo-lease", "18")  # far longer than a node is stopped here
@@ -69,7 +77,7 @@ def in_step_3(
 CASES = {
     "a first stage": (ONE, "lazy", ["node0"], {}),
     "a last stage": (ONE, "bubble", ["node2"], {}),
-    "a standby takes its place": (LONG, "eager", ["node1"], {"node3": "node1"}),
+    "a standby takes its place": (BRIEF, "eager", ["node1"], {"node3": "node1"}),
     "in two pipelines": (TWO, "eager", ["node1", "node5"], {}),
     "one of two": (PAIR, "lazy", ["node1"], {"node2": "node1"}),
     "with chunks and shared layers": (SHARED, "bubble", ["node1"], {"node3": "node1"}),
@@ -78,20 +86,32 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", in_ci(CASES, "one of two", "with a share of the optimizer"))
+@pytest.mark.parametrize(
+    "name", in_ci(CASES, "a standby takes its place", "with a share of the optimizer")
+)
 def test_nodes_leave_and_nothing_is_done_again(scenarios: ScenarioRunner, name: str) -> None:
     shape, redundancy, leaving, joined = CASES[name]
     with in_step_3(scenarios, shape, redundancy, num_standbys=len(joined)) as job:
         for node in leaving:
             assert drain(job, node, "--wait", "0") == 0
+        await_ready(job, shape, *joined)
     finished = job.finish(SECONDS)
-    assert [event["node"] for event in finished.events("drained")] == leaving
+    assert sorted(event["node"] for event in finished.events("drained")) == leaving
     lines = "\n".join(finished.result.lines)
     for node in leaving:
         assert f"drained {node} (bamboo drain)" in lines
     for standby in joined:
         assert f"{standby} takes stage" in lines
+    if len(joined) == len(leaving):
+        assert not has_merged(finished)
     assert scenarios.complaints(finished, Expected(shape, redundancy, (), joined)) == []
+
+
+def has_merged(finished: FinishedJob) -> bool:
+    """Whether one node ever ran two stages."""
+    arranged = [*finished.events("plan"), *finished.events("changed")]
+    pipelines = [pipe for event in arranged for pipe in event.get("pipelines", ())]
+    return any(len(set(pipe["stages"])) < len(pipe["stages"]) for pipe in pipelines)
 
 
 WRITES = ("noticed/node1", "going/node1", "released/node1", "plan/1")
@@ -165,6 +185,34 @@ def test_who_dies_while_it_is_drained_is_lost_like_any_other(
     finished = job.finish(SECONDS)
     expected = Expected(ONE, "eager", ["node1"], knows_takeovers=False)
     assert scenarios.complaints(finished, expected) == []
+
+
+@pytest.mark.parametrize("moment", in_ci(["1SEND_STATE", "1REDUCE", "1COMMIT"], "1REDUCE"))
+def test_who_dies_while_a_standby_takes_its_place_is_lost_and_the_standby_joins(
+    scenarios: ScenarioRunner, moment: str
+) -> None:
+    """It gets from the shadow what it has not got yet."""
+    shape = BRIEF
+    with in_step_3(scenarios, shape, "lazy", f"node1@change:{moment}", num_standbys=1) as job:
+        assert drain(job, "node1", "--wait", "0") == 0
+        await_ready(job, shape, "node3")
+    finished = job.finish(SECONDS)
+    assert [loss["node"] for loss in finished.events("loss")] == ["node1"]
+    expected = Expected(shape, "lazy", ["node1"], {"node3": "node1"}, knows_takeovers=False)
+    assert scenarios.complaints(finished, expected) == []
+
+
+@pytest.mark.slow
+def test_a_standby_that_dies_while_it_takes_a_place_leaves_the_node_to_its_shadow(
+    scenarios: ScenarioRunner,
+) -> None:
+    shape = replace(ONE, num_steps=24)
+    with in_step_3(scenarios, shape, "eager", "node3@change:3COMMIT", num_standbys=1) as job:
+        assert drain(job, "node1", "--wait", "0") == 0
+        await_ready(job, shape, "node3")
+    finished = job.finish(SECONDS)
+    assert [event["node"] for event in finished.events("drained")] == ["node1"]
+    assert [loss["node"] for loss in finished.events("loss")] == ["node3"]
 
 
 def test_a_loss_meanwhile_is_handled_first_and_the_drain_comes_after(
