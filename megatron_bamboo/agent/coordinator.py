@@ -195,9 +195,11 @@ class Coordinator:
     async def _await_agents(self) -> None:
         seconds = self._deadlines.joining_seconds
         until = time.monotonic() + seconds
+        self._drainer.look_before_start()
         while missing := self.members.missing():
             if not await self._hear(until):
                 raise JobFailed(f"{missing} did not start within {seconds:g} s")
+            self._drainer.look_before_start()
 
     async def _await_step(self) -> None:
         seconds = self._deadlines.stall_seconds

@@ -50,6 +50,15 @@ class Drainer:
         for node, cause in self._members.drained.items():
             self._reporter.once(f"{DRAINED}{node}", f"drained {node} ({cause})")
 
+    def look_before_start(self) -> None:
+        """The same while an open job waits for its first nodes: others come in their place."""
+        if not self._members.is_open:
+            return
+        for node, notice in self._notices().items():
+            self._say(node, notice)
+            if not notice.is_over:
+                self._members.dismiss(node)
+
     def due(self, plan: Plan) -> tuple[tuple[str, ...], tuple[Standby, ...]]:
         """The nodes that can be let go now, the most urgent ones first, and the standbys that take
         their places."""

@@ -86,6 +86,11 @@ class Members:
         items = self._table.items(prefix).items()
         return {key.removeprefix(prefix): value for key, value in items}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether no names were known before."""
+        return self._num_open > 0
+
     def missing(self) -> str:
         """The nodes that have not joined, in words; nothing if all have."""
         if self._num_open:

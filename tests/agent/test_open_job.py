@@ -75,6 +75,21 @@ def test_a_node_that_is_told_to_leave_does_so_and_its_end_is_a_good_one(open_job
     assert_nothing_runs(job)
 
 
+def test_a_node_that_is_to_leave_before_the_job_begins_makes_place_for_another(
+    open_job: OpenJob,
+) -> None:
+    job = open_job.start(3, *LEASE, "--iters", "4").add("a", "b")
+    job.until(lambda: job.workers().keys() == {"a", "b"})
+    job.nodes["a"].send_signal(signal.SIGTERM)
+    assert job.end_of("a") == 0
+    assert job.said("a").endswith("a: left the job\n")
+    job.add("c", "d")
+    assert job.process.wait(WAIT_SECONDS) == 0, job.err
+    assert job.events("plan")[0]["pipelines"][0]["stages"] == ["b", "c", "d"]
+    assert job.events("loss") == []
+    assert_nothing_runs(job)
+
+
 def handles(pid: int, number: signal.Signals) -> bool:
     """Whether a process has a handler for a signal."""
     status = Path(f"/proc/{pid}/status").read_text()
