@@ -9,11 +9,13 @@ calls it once, with ``hook.model``, ``hook.microbatches()`` and ``hook.num_micro
 gradients are reduced, the step is committed by all or by nobody, and applied. What is lost
 meanwhile is recovered within the step, so that a loss shows only in what comes back: the plan in
 force, the groups that belong to it (also in Megatron-core's ``parallel_state``), and the step to
-go on with.
+go on with. Where some state has no live holder left all may go back to the last checkpoint: then
+the step to go on with is an earlier one, and the model is another object.
 
 ``pretrain`` is such a loop itself and has nothing else.
 """
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,6 +24,7 @@ from torch import nn
 
 from megatron_bamboo.execution.errors import LetGo
 from megatron_bamboo.execution.script_groups import ScriptGroups
+from megatron_bamboo.membership.restores import GoBack
 from megatron_bamboo.model.place import set_script_groups
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.worker import Worker
@@ -38,7 +41,8 @@ class After:
 
     step: int
     next_step: int | None
-    """Where to go on; None where nothing is left to do on this node."""
+    """Where to go on; None where nothing is left to do on this node. It is no later step where all
+    went back to a checkpoint."""
     result: Any
     """What the wrapped step gave."""
     plan: Plan
@@ -64,6 +68,8 @@ class RecoveryHook:
         """The plan that the groups belong to."""
         self._next_step = worker.begin() + 1
         self._is_let_go = False
+        self._num_run = 0
+        """So often a step was run, also one that was given up to go back."""
 
     @property
     def next_step(self) -> int | None:
@@ -97,8 +103,9 @@ class RecoveryHook:
     def steps(self) -> Iterator[int]:
         """The steps to be done; they end early where this node is let go."""
         while (step := self.next_step) is not None:
+            num_run = self._num_run
             yield step
-            if self.next_step == step:
+            if self._num_run == num_run:
                 raise RuntimeError(f"step {step} was not run: call step() once for each of steps()")
 
     def step(self, one_step: OneStep[Any]) -> After:
@@ -113,7 +120,8 @@ class RecoveryHook:
         step, before = self.next_step, self._worker.plan
         if step is None:
             raise RuntimeError("no step is left: end the loop where next_step is None")
-        result = None
+        result, restored = None, None
+        self._num_run += 1
         try:
             result = self._worker.run_step(step, one_step)
             if self._makes_groups:
@@ -121,7 +129,11 @@ class RecoveryHook:
                 self._renew_groups(step)
         except LetGo:
             self._is_let_go = True
+        except GoBack as back:
+            restored = back.plan
         self._next_step = step + 1
+        if restored is not None:
+            self._go_back(restored)
         plan = self._worker.plan
         groups = self._groups if self._grouped is plan else None
         return After(step, self.next_step, result, plan, groups, plan is not before)
@@ -158,6 +170,15 @@ class RecoveryHook:
             self._is_let_go = True
         if self._is_let_go:
             self._worker.leave()
+
+    def _go_back(self, plan: Plan) -> None:
+        """Begin again by a plan, in this very process."""
+        make_worker = self._worker.retire(plan)
+        self._groups = self._grouped = None
+        del self._worker  # there may be no memory for two
+        gc.collect()
+        self._worker = make_worker()
+        self._next_step = self._worker.begin() + 1
 
     def _renew_groups(self, step: int) -> None:
         """Have the groups of the plan in force, as soon as all make them."""

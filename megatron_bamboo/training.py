@@ -75,7 +75,7 @@ with quiet_megatron_import():
         get_tokenizer,
         print_rank_0,
     )
-    from megatron_bamboo.worker import Worker
+    from megatron_bamboo.worker import make_worker
 
 __all__ = (
     "RecoveryHook",
@@ -282,6 +282,8 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
         unit_works=tuple(read_works(options.bamboo, layout.arrangement.num_units)),
         inputs=inputs_of(options),
         indices=str(index_folder(options, layout)),
+        restores=options.restores,
+        saves=options.checkpoint.save is not None,
     ).write(job_dir)
 
 
@@ -296,7 +298,7 @@ def _train(script: Script, options: Options, layout: Layout, loop: Loop) -> int:
     )
     where = _whereabouts(options, environment)
     try:
-        worker = Worker(script, options, layout, environment, client, where)
+        worker = make_worker(script, options, layout, environment, client, where)
         hook = RecoveryHook(worker, makes_groups=loop is not megatrons_loop)
         with where.at(environment.start_step, LOOP):
             loop(hook)

@@ -7,7 +7,7 @@ imports are quiet because ``training.py`` comes first.
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 from megatron_bamboo.agent.environment import WorkerEnvironment
 from megatron_bamboo.checkpoint.checkpoints import Checkpoints
 from megatron_bamboo.checkpoint.common import plain_args
-from megatron_bamboo.config import Layout, Options, ReplicaMemory, read_costs
+from megatron_bamboo.config import Layout, Options, ReplicaMemory, costs_of
 from megatron_bamboo.config.emulation import EMULATED
 from megatron_bamboo.data.fingerprint import fingerprint
 from megatron_bamboo.execution.accounting import MemoryAccount
@@ -55,6 +55,7 @@ from megatron_bamboo.membership.assignment import Assignment
 from megatron_bamboo.membership.decision import StepReport
 from megatron_bamboo.membership.place import FINISH, LEAVE, LOOP, SAVE, START
 from megatron_bamboo.membership.raised import Raised, tell_raised
+from megatron_bamboo.membership.restores import GoBack
 from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.membership.torch_store import BambooStore
 from megatron_bamboo.model.emulated import DEVICE
@@ -67,7 +68,7 @@ from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.observe.resources import Resources
 from megatron_bamboo.observe.state_dump import dump_stage
 from megatron_bamboo.planner.healing import stages_to_hold
-from megatron_bamboo.planner.plan import Plan, plan_digest
+from megatron_bamboo.planner.plan import Checkpoint, Plan, plan_digest
 from megatron_bamboo.schedule.actions import Action
 from megatron_bamboo.script.args import dtype_of
 from megatron_bamboo.script.data import open_train_dataset
@@ -77,8 +78,36 @@ from megatron_bamboo.script.state import get_args
 T = TypeVar("T")
 
 
+def _num_working(plan: Plan) -> int:
+    return sum(pipeline.shape.num_microbatches > 0 for pipeline in plan.pipelines)
+
+
+def make_worker(
+    script: Script,
+    options: Options,
+    layout: Layout,
+    environment: WorkerEnvironment,
+    client: StoreClient,
+    where: Whereabouts,
+) -> "Worker":
+    """A worker as its process begins; of a standby when it has got a place."""
+    arguments = (script, options, layout, environment, client, where)
+    try:
+        return Worker(*arguments)
+    except GoBack as back:
+        plan = back.plan
+    return Worker(*arguments, plan)
+
+
 class Worker:
-    """Everything that one worker is made of, wired together."""
+    """Everything that one worker is made of, wired together.
+
+    Args:
+        restored: the plan by which all begin again; None for a process that begins.
+
+    Raises:
+        GoBack: all begin again, and this standby with them.
+    """
 
     def __init__(
         self,
@@ -88,6 +117,7 @@ class Worker:
         environment: WorkerEnvironment,
         client: StoreClient,
         where: Whereabouts,
+        restored: Plan | None = None,
     ) -> None:
         self._where = where
         self._script = script
@@ -100,7 +130,14 @@ class Worker:
         self.last_step = training.train_iters
         """After which the training is done; all learn at once if it is to be sooner."""
         with where.at(environment.start_step, START, waits_for="a place"):
-            self._assignment = Assignment(client, node, self._read_plan)
+            self._assignment = Assignment(client, node, self._read_plan, restored)
+        # Where the workers of this node meet, a key for each time that they do.
+        self._home = environment.node
+        self._start = Checkpoint(environment.start_step, options.checkpoint.load)
+        if restored is not None and restored.restored is not None:
+            self._home, self._start = f"{environment.node}/{restored.epoch}", restored.restored
+            if layout.num_shards > 1:
+                layout = self._layout = replace(layout, num_shards=_num_working(restored))
         self._dropout = DropoutSeeds(training.seed, environment.tensor_rank)
         self._groups = model_groups(self._tensor_group())
         prepare_process(self._groups)
@@ -134,7 +171,7 @@ class Worker:
             node,
             self._plan,
             options.bamboo.bamboo_redundancy,
-            read_costs(options.bamboo, arrangement)[self._plan.pipeline_of(node)],
+            costs_of(options.bamboo, arrangement)[self._plan.pipeline_of(node)],
             tied=not options.model.untie_embeddings_and_output_weights,
             sharded=layout.num_shards > 1,
             num_mirrors=options.bamboo.bamboo_mirror_gradients,
@@ -157,6 +194,7 @@ class Worker:
         self._transport = Transport(self._mailbox, self._make_pair)
         self._reporter = StepReporter(client)
         self._account: MemoryAccount | None = None
+        self._injector = self._make_injector()
         self._executor = Executor(self._parts(), self._view, self._plan)
         self._watch = EpochWatch(
             client, node, layout.tensor_size, self._plan, self._ledger, self._handlers()
@@ -168,7 +206,8 @@ class Worker:
             assert self._plan.change is not None, f"epoch {self._plan.epoch} has no place for it"
             start_step = self._plan.change.step - 1
         else:
-            start_step = self._checkpoints.load()
+            with self._where.at(self._start.step, START):
+                start_step = self._checkpoints.load(self._start)
         self._ledger.note_gathered(start_step)
         self._watch.start()
         if not self._assignment.is_standby:
@@ -177,6 +216,21 @@ class Worker:
         # In its first step a standby gets the state that its report would tell.
         self._first_reported = start_step + 1 + self._assignment.is_standby
         return start_step
+
+    def retire(self, plan: Plan) -> "Callable[[], Worker]":
+        """Let go of all that this worker has, for another that begins again by a plan; makes it."""
+        self._watch.close()
+        self._reporter.abandon()
+        self._transport.renew(self._registry.renew_pairs(plan.epoch))
+        self._registry.close()
+        self._stages.clear()
+        self._events.emit("went_back", epoch=plan.epoch, step=self._executor.step)
+        self._events.close()
+        # What has struck does not strike again in the same step.
+        environment = replace(self._environment, inject=self._injector.left)
+        made_of = (self._script, self._options, self._layout, environment)
+        client, where = self._client, self._where
+        return lambda: Worker(*made_of, client, where, plan)
 
     @property
     def plan(self) -> Plan:
@@ -408,13 +462,13 @@ class Worker:
             ledger=self._ledger,
             events=self._events,
             hold=self._hold,
-            before_action=self._injector().before_action,
+            before_action=self._injector.before_action,
             turnstile=self._turnstile(),
             wait_seconds=self._timeout().total_seconds(),
             where=self._where,
         )
 
-    def _injector(self) -> Injector:
+    def _make_injector(self) -> Injector:
         def within(action: Action, step: int) -> AbstractContextManager[None]:
             return self._where.at(step, str(action), kind=(action.op, action.stage, action.chunk))
 
@@ -450,17 +504,15 @@ class Worker:
         rank, seconds = environment.tensor_rank, self._timeout().total_seconds()
         if self._options.model.transformer_impl == EMULATED:
             DEVICE.share(
-                share_memory(self._client, f"device/{environment.node}", rank, 0, seconds), seconds
+                share_memory(self._client, f"device/{self._home}", rank, 0, seconds), seconds
             )
-        return Turnstile.meet(
-            self._client, environment.node, rank, environment.tensor_size, seconds
-        )
+        return Turnstile.meet(self._client, self._home, rank, environment.tensor_size, seconds)
 
     def _tensor_group(self) -> ProcessGroup | None:
         environment = self._environment
         if environment.tensor_size == 1:
             return None
-        self._tensor_store = self._make_store(f"tensor/{environment.node}/")
+        self._tensor_store = self._make_store(f"tensor/{self._home}/")
         return make_tensor_group(
             self._tensor_store, environment.tensor_rank, environment.tensor_size, self._timeout()
         )

@@ -129,6 +129,22 @@ def test_the_layout_follows_from_flags_and_nodes(
 
 
 @pytest.mark.parametrize(
+    ("flags", "restores"),
+    [
+        ("", False),
+        ("--save x", True),
+        ("--load x", True),
+        ("--save x --bamboo-on-no-holder stop", False),
+        ("--bamboo-on-no-holder restore", True),
+    ],
+)
+def test_all_go_back_where_a_folder_is_given_or_it_is_wanted(
+    data_files: dict[str, str], flags: str, restores: bool
+) -> None:
+    assert read(data_files, flags).restores == restores
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("--num-layer 4", "there is no flag --num-layer; did you mean --num-layers?"),

@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 
 from megatron_bamboo.execution.errors import LetGo
+from megatron_bamboo.membership.restores import GoBack
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.plan import Plan, initial_plan
 from megatron_bamboo.training import RecoveryHook, megatrons_loop
@@ -40,6 +41,30 @@ class WorkerOfThreeSteps:
         self.done.append("leave")
 
 
+class WorkerThatGoesBack(WorkerOfThreeSteps):
+    """All go back to the second step when this worker is in its third."""
+
+    def run_step(self, step: int, one_step: Callable[[Any], Any]) -> Any:
+        if step == 3:
+            raise GoBack(self.plan)
+        return super().run_step(step, one_step)
+
+    def retire(self, plan: Plan) -> Callable[[], WorkerOfThreeSteps]:
+        assert plan is self.plan
+        return lambda: WorkerBegunAgain(self.done)
+
+
+class WorkerBegunAgain(WorkerOfThreeSteps):
+    """It has the state after the first step."""
+
+    def __init__(self, done: list[str]) -> None:
+        super().__init__()
+        self.done = done
+
+    def begin(self) -> int:
+        return 1
+
+
 def hook_of(worker: WorkerOfThreeSteps) -> RecoveryHook:
     return RecoveryHook(cast(Any, worker), makes_groups=False)
 
@@ -68,6 +93,16 @@ def test_a_loop_ends_early_where_all_end_early_or_this_node_is_let_go() -> None:
         worker.last_step = min(worker.last_step, step + 1)  # the job is to be stopped
     hook.finish()
     assert worker.done == ["step 1", "step 2", "finish"]
+
+
+def test_a_loop_goes_through_steps_again_that_are_undone() -> None:
+    worker = WorkerThatGoesBack()
+    hook = hook_of(worker)
+    told = [hook.step(hook.as_megatron_does) for _ in hook.steps()]
+    hook.finish()
+    assert [(a.step, a.next_step) for a in told] == [(1, 2), (2, 3), (3, 2), (2, 3), (3, None)]
+    assert [after.is_changed for after in told] == [False, False, True, False, False]
+    assert worker.done == ["step 1", "step 2", "step 2", "step 3", "finish"]
 
 
 def test_a_loop_that_leaves_steps_out_is_refused() -> None:

@@ -25,6 +25,7 @@ from megatron_bamboo.agent.progress import Failures
 from megatron_bamboo.agent.records import Records
 from megatron_bamboo.agent.replacer import Replacer
 from megatron_bamboo.agent.report import Reporter
+from megatron_bamboo.agent.restorer import Restorer
 from megatron_bamboo.agent.shares import log_shares
 from megatron_bamboo.agent.telling import is_new
 from megatron_bamboo.membership.assignment import joined_key
@@ -113,6 +114,8 @@ class Coordinator:
         # Until it is known who comes to an open job, nobody's names stand in it.
         self._plan = self._first_plan(spec.nodes or tuple(map(str, range(spec.num_nodes))))
         self._headway = Headway(shape, table, self.members, events, reporter)
+        told = (table, events, reporter)
+        self._restorer = Restorer(spec, self.members, calls, *told, self._headway)
         self._steps_in_epoch = 0
         news = ("passed/", "record/", "saved/", "ready/", NOTICED, REMARK, FAILED_KEY, STOP_KEY)
         for prefix in news:
@@ -365,7 +368,7 @@ class Coordinator:
         epoch, lost, failures = self._plan.epoch, ending.lost, 0
         with self._table.together():
             if lost:
-                failures = self._failures.note(self._headway.step)
+                failures = self._failures.note(self._headway.furthest)
             self._table.set(_ending_key(epoch), ending.to_json().encode())
             self._events.emit("ending", epoch=epoch, lost=sorted(lost))
         if failures > self._max_failures:
@@ -393,10 +396,34 @@ class Coordinator:
         decision, records = None, counting_records(self._plan, records)
         if any(isinstance(record, Record) for record in records.values()):
             decision = decide_step(records, self._records.confirmed(epoch))
-        if lost:
-            self._publish_loss(lost, decision)
-        else:
+        if not lost:
             self._publish_change(ending, decision)
+            return
+        try:
+            self._publish_loss(lost, decision)
+        except NoHolder as error:
+            await self._restore(error, decision)
+
+    async def _restore(self, error: NoHolder, decision: StepDecision | None) -> None:
+        """Publish the plan by which all begin again; NoHolder where they may not, or nobody is."""
+        before = self._plan
+        freed = {*before.freed(decision), *self._drainer.going()}
+        decided = 0 if decision is None else decision.step - (not decision.applied)
+        if self._wish() is not None:
+            raise error
+        self._restorer.check(before, error, max(decided, self._headway.step))
+        until = time.monotonic() + self._deadlines.joining_seconds
+        while not (nodes := self._restorer.nodes(before, freed)):
+            if not self._restorer.awaits_nodes or not await self._hear(until):
+                raise error
+        self._look()
+        lost = set(before.nodes) & self.members.lost.keys()
+        plan = self._restorer.plan(before, nodes, lost)
+        with self._table.together():
+            self._restorer.note(before, plan, str(error), max(decided, self._headway.step))
+            self._publish(plan)
+            self._reporter.lost({node: self.members.lost[node] for node in plan.lost}, plan)
+            self._drainer.dismiss(before.epoch, plan)
 
     def _publish_change(self, ending: Ending, decision: StepDecision | None) -> None:
         # Who was asked to end may do so after any step: nothing moves in one.
@@ -421,7 +448,7 @@ class Coordinator:
         freed = set(before.freed(decision))
         if before.change is not None and before.change.is_made(decision):
             self._say_changed(before, before.made(), before.change.step)
-        first_step, balance = self._shape.start_step + 1, self._may_dissolve(lost, decision)
+        first_step, balance = self._restorer.first_step, self._may_dissolve(lost, decision)
         plan = go_on_after(before, lost, decision, first_step, balance)
         gone = set(before.nodes) - set(plan.nodes) - freed - set(plan.dismissed)
         for node in sorted(gone - self.members.lost.keys()):
@@ -453,6 +480,7 @@ class Coordinator:
                 lost=plan.lost,
                 reason=plan.reason,
                 pipelines=[asdict(pipeline) for pipeline in plan.pipelines],
+                restored=None if plan.restored is None else plan.restored.step,
             )
             if plan.decision is not None:
                 decision = plan.decision

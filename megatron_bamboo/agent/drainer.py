@@ -84,8 +84,9 @@ class Drainer:
     def dismiss(self, epoch: int, plan: Plan) -> None:
         """Let the live nodes of dissolved pipelines go, which took part in an epoch that is over;
         their machines stay, so each can be a standby in its next life."""
+        cause = "its pipeline is dissolved" if plan.restored is None else "it has no place"
         for node in plan.dismissed:
-            notice = Notice("its pipeline is dissolved", is_over=True)
+            notice = Notice(cause, is_over=True)
             self._table.set(f"{NOTICED}{node}", notice.to_json().encode())
             self._table.set(f"{GOING}{node}", f"{epoch} 0".encode())
 

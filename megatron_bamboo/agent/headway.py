@@ -13,8 +13,10 @@ from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.agent.telling import is_new
 from megatron_bamboo.membership.decision import StepReport
 from megatron_bamboo.membership.lives import last_life
+from megatron_bamboo.membership.restores import Restores
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import Emitter
+from megatron_bamboo.planner.plan import Checkpoint
 
 KEPT_REPORTS = 256
 """Of so many steps reports are kept: far more than a worker may repeat."""
@@ -31,15 +33,19 @@ class Headway:
         self._members = members
         self._events = events
         self._reporter = reporter
-        self._reports = list(table.items("passed/").values())
-        self._saves = list(table.items("saved/").values())
+        self._reports: list[bytes] = []
+        self._saves: list[bytes] = []
         self._checkpoint: tuple[int, str] | None = None
-        self.step = shape.start_step
-        """The newest step that has passed."""
+        self._restores = Restores.of(table)
+        self.step = self._restores.step if self._restores.number else shape.start_step
+        """The newest step that has passed, and is not undone."""
         self.moved_at = time.monotonic()
         """When there was any headway last."""
-        table.subscribe("passed/", lambda _, value: self._reports.append(value))
-        table.subscribe("saved/", lambda _, value: self._saves.append(value))
+        for prefix, values in (("passed/", self._reports), ("saved/", self._saves)):
+            for key, value in table.items(prefix).items():
+                self._take(values, key, value)
+        table.subscribe("passed/", lambda key, value: self._take(self._reports, key, value))
+        table.subscribe("saved/", lambda key, value: self._take(self._saves, key, value))
 
     def look(self) -> Iterator[StepReport]:
         """Say what is new; the steps that have passed, each when it was said."""
@@ -54,6 +60,36 @@ class Headway:
         self._say_loaded()
         self._say_saves()
         self._say_returned()
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The newest whole one, of this run or the one that it went on from."""
+        if self._checkpoint is not None:
+            return Checkpoint(*self._checkpoint)
+        return Checkpoint(self._shape.start_step, self._shape.loaded_from)
+
+    @property
+    def furthest(self) -> int:
+        """The newest step that has ever passed, undone or not."""
+        return max(self.step, self._restores.furthest)
+
+    def tried_to_save(self, step: int) -> bool:
+        """Whether it is known how the save of a step has ended."""
+        return self._table.get(f"saved/{step}") is not None
+
+    def go_back(self, restores: Restores) -> None:
+        """The steps since a checkpoint are undone."""
+        self._restores, self.step = restores, restores.step
+        self.moved()
+
+    def _take(self, values: list[bytes], key: str, value: bytes) -> None:
+        """A report, unless a worker says late what is undone already."""
+        if self._restores.number:
+            told = json.loads(value)
+            if self._restores.undoes(told["step"], told["epoch"]):
+                self._table.delete(key)
+                return
+        values.append(value)
 
     def moved(self) -> None:
         """There is headway, in whatever way."""

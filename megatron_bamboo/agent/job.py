@@ -60,6 +60,10 @@ class JobShape:
     """Files that must be alike on all nodes, each with what names it (``agent/marks.py``)."""
     indices: str | None = None
     """The folder of the data's index caches, which each node must see before it joins."""
+    restores: bool = False
+    """Whether all begin again from the last checkpoint where some state has no holder."""
+    saves: bool = False
+    """Whether the state after the last step is saved."""
 
     def costs_of(self, pipeline: int) -> Costs:
         """The costs."""
@@ -67,8 +71,10 @@ class JobShape:
 
     def balance(self) -> Balance | None:
         """By what microbatches are shared out anew; None where each pipeline keeps its own."""
-        if self.policy == PolicyName.BAMBOO:
-            return None
+        return None if self.policy == PolicyName.BAMBOO else self.sharing()
+
+    def sharing(self) -> Balance:
+        """By what they are shared out where that cannot be."""
         works = self.unit_works or (0, *[1] * (self.arrangement.num_units - 2), 0)
         return Balance(works, Redundancy(self.redundancy))
 

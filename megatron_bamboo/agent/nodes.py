@@ -89,7 +89,8 @@ class LocalNodes:
     def hear(self, facts: Iterable[Mapping[str, Any]]) -> None:
         """Take what a coordinator has said: losses, nodes that have left, and steps that pass."""
         for fact in facts:
-            if "loss" in fact:  # that of the training: a step has passed
+            # That of the training: a step has passed, for the first time.
+            if "loss" in fact and "again" not in fact["loss"]:
                 self._num_failures = 0
             match fact.get("event"):
                 case {"event": "agent_joined", "node": node}:

@@ -12,6 +12,7 @@ from datetime import datetime
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.telling import is_new
 from megatron_bamboo.membership.decision import StepReport
+from megatron_bamboo.membership.restores import Restores
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.planner.healing import unprotected
 from megatron_bamboo.planner.plan import Plan
@@ -38,6 +39,7 @@ class Reporter:
         self._now = now
         reported = table.get(REPORTED_KEY)
         self._next_step = (shape.start_step if reported is None else int(reported)) + 1
+        self._restores = Restores.of(table)
         self._waiting: dict[int, StepReport] = {}
         self._saves: dict[int, str] = {}
 
@@ -49,13 +51,23 @@ class Reporter:
         while next_report := self._waiting.pop(self._next_step, None):
             step = self._next_step
             loss = {"step": step, "loss": next_report.loss, "grad_norm": next_report.grad_norm}
+            line = iteration_line(next_report, self._shape)
+            if step <= self._restores.furthest:
+                loss, line = {**loss, "again": self._restores.number}, f"{line} done again |"
             with self._table.together():
                 self._table.set(REPORTED_KEY, str(step).encode())
-                self._say(iteration_line(next_report, self._shape), loss=loss)
+                self._say(line, loss=loss)
                 for difference in next_report.differences:
                     self.note(f"before step {step} {difference}")
             self._next_step += 1
             self._say_saves()
+
+    def go_back(self, restores: Restores) -> None:
+        """The steps since a checkpoint are undone, and will be said again."""
+        self._restores, self._next_step = restores, restores.step + 1
+        self._waiting.clear()
+        self._saves.clear()
+        self._table.set(REPORTED_KEY, str(restores.step).encode())
 
     def saved(self, step: int, folder: str, seconds: float, failure: str | None) -> None:
         """Say how the save of a step ended, once the step itself was said."""

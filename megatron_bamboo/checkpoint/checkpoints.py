@@ -22,6 +22,7 @@ from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.model.precision import LossScale
 from megatron_bamboo.model.stage import Stage
 from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.planner.plan import Checkpoint
 
 
 class Checkpoints:
@@ -69,7 +70,7 @@ class Checkpoints:
             )
             self._saver = Saver(parts)
 
-    def load(self) -> int:
+    def load(self, start: Checkpoint) -> int:
         """Put the state of the step that the run starts from in place; that step, or 0.
 
         Every holder of a stage reads it for itself, whether it runs or shadows it.
@@ -77,10 +78,10 @@ class Checkpoints:
         Raises:
             TrainingError: what is there cannot be read.
         """
-        step = self._environment.start_step
+        step = start.step
         if step > 0:
-            assert self._options.load is not None
-            folder = step_folder(Path(self._options.load), step)
+            assert start.folder is not None
+            folder = step_folder(Path(start.folder), step)
             try:
                 counters = read_counters(folder)
                 for stage in self._stages.values():

@@ -35,6 +35,15 @@ def read_costs(options: BambooOptions, arrangement: Arrangement) -> tuple[Costs,
     return (costs,) * len(pipelines)
 
 
+def costs_of(options: BambooOptions, arrangement: Arrangement) -> tuple[Costs, ...]:
+    """By pipeline the same for pipelines that a job has come to, of which nobody has asked before:
+    where the file knows nothing of such stages all are taken to be equal."""
+    try:
+        return read_costs(options, arrangement)
+    except UserError:
+        return (EQUAL_COSTS,) * len(arrangement.pipelines)
+
+
 def read_works(options: BambooOptions, num_units: int) -> Sequence[int]:
     """By unit its forward and backward together, in any unit of time.
 

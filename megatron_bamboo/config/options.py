@@ -16,6 +16,13 @@ from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.schedule.schedule import MAX_MICROBATCHES
 
 
+class OnNoHolder(StrEnum):
+    """What is done when some of the state has no live holder any more."""
+
+    STOP = "stop"
+    RESTORE = "restore"  # all begin again from the last checkpoint
+
+
 class ReplicaMemory(StrEnum):
     """Where a redundant forward leaves what its backward would need."""
 
@@ -195,6 +202,13 @@ class BambooOptions:
         Redundancy.LAZY,
         tuple(Redundancy),
     )
+    bamboo_on_no_holder: OnNoHolder | None = _option(
+        "where no live node has some of the state: stop (the job ends) or restore (all who live "
+        "begin again from the last checkpoint, or from the beginning if there is none; default: "
+        "restore with --save or --load, else stop)",
+        None,
+        tuple(OnNoHolder),
+    )
     bamboo_mirror_gradients: int = _option(
         "each stage sends its replica the gradient so far, so often a step, so that a takeover "
         "repeats only the backward passes since (default: 0, never)",
@@ -257,6 +271,13 @@ class Options:
     parallel: ParallelOptions
     checkpoint: CheckpointOptions
     bamboo: BambooOptions
+
+    @property
+    def restores(self) -> bool:
+        """Whether all begin again from the last checkpoint where some state has no holder."""
+        if self.bamboo.bamboo_on_no_holder is None:
+            return self.checkpoint.save is not None or self.checkpoint.load is not None
+        return self.bamboo.bamboo_on_no_holder is OnNoHolder.RESTORE
 
 
 def flag_of(name: str) -> str:

@@ -212,6 +212,8 @@ class EpochWatch:
             self._exit(FENCED_STATUS, f"this node was declared lost in epoch {plan.epoch}")
         # A node that was declared lost while records were gathered is in no announcement.
         self._handlers.leave_groups(epoch, workers_of(map(node_of, plan.lost), self._tensor_size))
+        # What follows a plan by which all begin again is another watch's to follow.
+        self._closed = self._closed or (plan.restored is not None and self._worker in plan.nodes)
         self._ledger.decide(plan.decision)
         with self._preparing:
             with self._condition:

@@ -18,6 +18,7 @@ from megatron_bamboo.execution.performer import Performer
 from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.execution.registry import all_neighbours, memberships
 from megatron_bamboo.membership.decision import StepDecision
+from megatron_bamboo.membership.restores import GoBack
 from megatron_bamboo.planner.healing import stages_to_hold
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.schedule.actions import GATHER_OPS, TAIL_OPS, Action, Op
@@ -46,7 +47,7 @@ class PlanFollower:
         """
         parts, view = self._parts, self._view
         # Where it was let go nothing is; where a step is begun anew, what it has is left first.
-        if parts.worker not in plan.nodes or plan.redone is not None:
+        if parts.worker not in plan.nodes or plan.redone is not None or plan.restored is not None:
             return
         groups = self._memberships(plan)
         parts.registry.add_pairs(plan.epoch, groups)
@@ -61,12 +62,15 @@ class PlanFollower:
 
         Raises:
             LetGo: this node is in no place of it.
+            GoBack: all begin again.
         """
         start = time.monotonic()
         parts, course = self._parts, self._course
         parts.ledger.follow(plan.epoch)
         if parts.worker not in plan.nodes:
             raise LetGo
+        if plan.restored is not None:
+            raise GoBack(plan)
         change, state = course.plan.change, course.state
         if change is not None and change.is_made(plan.decision):
             self._make_change()

@@ -51,6 +51,11 @@ class Injector:
         self._replicas = replicas
         self._begun = 0
 
+    @property
+    def left(self) -> str:
+        """The fault that has not struck yet; empty for none."""
+        return "" if self._fault is None else str(self._fault)
+
     def before_action(self, action: Action, step: int) -> None:
         """An action of a step is about to begin."""
         fault = self._fault

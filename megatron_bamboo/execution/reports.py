@@ -27,6 +27,7 @@ class StepReporter:
         self._latest: deque[StepReport] = deque(maxlen=_KEPT_REPORTS)
         self._queue: queue.SimpleQueue[StepReport | None] = queue.SimpleQueue()
         self._finishing = threading.Event()
+        self._is_abandoned = False
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
         self._thread.start()
 
@@ -51,13 +52,19 @@ class StepReporter:
         self._queue.put(None)
         self._thread.join()
 
+    def abandon(self) -> None:
+        """End without a further word: what was not reported is undone."""
+        self._is_abandoned = True
+        self._queue.put(None)
+        self._thread.join()
+
     def _run(self) -> None:
         while (report := self._queue.get()) is not None:
             self._write(report)
 
     def _write(self, report: StepReport) -> None:
         """Write one report; a silent store is asked again for as long as the training goes on."""
-        while True:
+        while not self._is_abandoned:
             try:
                 self._client.compare_set(f"passed/{report.step}", None, report.to_json().encode())
                 return

@@ -15,6 +15,7 @@ from statistics import median
 
 from megatron_bamboo.execution.errors import EpochEnded, PeerLost
 from megatron_bamboo.membership.place import DONE, START, Place
+from megatron_bamboo.membership.restores import GoBack
 from megatron_bamboo.membership.signs import SignPage
 from megatron_bamboo.membership.waits import Waiting
 
@@ -80,7 +81,7 @@ class Whereabouts:
         self._go(Place(step, action, waits_for), limit_seconds, waiting)
         try:
             yield
-        except (PeerLost, EpochEnded):  # what others did: the training goes on from before
+        except (PeerLost, EpochEnded, GoBack):  # what others did: the training goes on from before
             self._go(*before)
             raise
         if kind is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron_bamboo.membership.leaving import RELEASED
+from megatron_bamboo.membership.restores import GoBack
 from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.planner.arrangement import PipelineShape
@@ -33,16 +34,21 @@ class Assignment:
 
     Args:
         read_plan: a published plan as the workers of this tensor rank see it.
+        restored: the plan by which all begin again, this worker among them; None for the first.
     """
 
     def __init__(
-        self, client: StoreClient, worker: str, read_plan: Callable[[bytes], Plan]
+        self,
+        client: StoreClient,
+        worker: str,
+        read_plan: Callable[[bytes], Plan],
+        restored: Plan | None = None,
     ) -> None:
         self._client = client
         self._worker = worker
         self._read_plan = read_plan
         # It comes when as many nodes are there as are wanted, however long that takes.
-        self._plan: Plan | None = read_plan(self._await("plan/0"))
+        self._plan: Plan | None = restored or read_plan(self._await("plan/0"))
         self.is_standby = worker not in self._plan.nodes
         self.pipeline = -1
         """The number of its pipeline, once ``stages()`` has said it."""
@@ -52,9 +58,15 @@ class Assignment:
             self._plan = None
 
     def stages(self) -> tuple[int, ...]:
-        """The stages to build; a standby waits here until it is called."""
+        """The stages to build; a standby waits here until it is called.
+
+        Raises:
+            GoBack: it is called to begin again with all others.
+        """
         if self._plan is None:
             called: dict[str, Any] = json.loads(self._await(called_key(node_of(self._worker))))
+            if self._client.get(joined_key(node_of(self._worker))) is not None:
+                self._join()
             self.pipeline = called["pipeline"]
             self.shape = PipelineShape.from_fields(called["shape"])
             return tuple(called["stages"])
@@ -64,20 +76,29 @@ class Assignment:
         return stages_to_hold(pipeline, self._worker)
 
     def plan(self) -> Plan:
-        """The plan to begin with; a standby says that it is ready, and waits until it is named."""
+        """The plan to begin with; a standby says that it is ready, and waits until it is named.
+
+        Raises:
+            GoBack: it names a state from which all begin again, whatever this one has built.
+        """
         if self._plan is None:
             self._client.set(f"ready/{self._worker}", b"1")
-            self._plan = self._published(int(self._await(joined_key(node_of(self._worker)))))
+            self._plan = self._join()
         return self._plan
 
     def await_release(self) -> None:
         """Wait, in no place any more, until nobody needs anything of this node."""
         self._await(f"{RELEASED}{node_of(self._worker)}")
 
-    def _published(self, epoch: int) -> Plan:
+    def _join(self) -> Plan:
+        """The plan that names this standby, once there is one."""
+        epoch = int(self._await(joined_key(node_of(self._worker))))
         published = self._client.get(f"plan/{epoch}")
         assert published is not None
-        return self._read_plan(published)
+        plan = self._read_plan(published)
+        if plan.restored is not None:
+            raise GoBack(plan)
+        return plan
 
     def _await(self, key: str) -> bytes:
         """Wait for as long as the job lasts: its end, or that of the store, ends this worker."""

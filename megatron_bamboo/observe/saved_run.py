@@ -149,22 +149,28 @@ def _read_losses(path: Path) -> dict[int, tuple[str, str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}; give a finished run's folder") from error
     losses: dict[int, tuple[str, str]] = {}
+    again: dict[int, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         try:
-            step, values = _parse_losses(line)
+            step, values, times = _parse_losses(line)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise UserError(f"{path}, line {number} is not a step's losses: {error!r}") from error
-        if step in losses:
+        # What was undone, since all went back to a checkpoint, was done again after that.
+        if step in losses and times <= again[step]:
             raise UserError(f"{path} has step {step} twice")
-        losses[step] = values
+        losses[step], again[step] = values, times
     return losses
 
 
-def _parse_losses(line: str) -> tuple[int, tuple[str, str]]:
+def _parse_losses(line: str) -> tuple[int, tuple[str, str], int]:
+    """A step, its loss and gradient norm, and after how many returns to checkpoints it was done
+    again; 0 for the first time."""
     record = json.loads(line)
     step, values = record["step"], (record["loss"], record["grad_norm"])
-    if type(step) is not int:
-        raise ValueError(f"its step is {step!r}")
+    again = record.get("again", 0)
+    for what, number in (("step", step), ("number of times", again)):
+        if type(number) is not int:
+            raise ValueError(f"its {what} is {number!r}")
     for value in values:
         float.fromhex(value)
-    return step, values
+    return step, values, again

@@ -115,7 +115,13 @@ def heal(
 def next_plan(before: Plan, decision: StepDecision | None) -> Plan:
     """The same plan in the next epoch, without loss."""
     return replace(
-        before, epoch=before.epoch + 1, lost=(), decision=decision, redone=None, dismissed=()
+        before,
+        epoch=before.epoch + 1,
+        lost=(),
+        decision=decision,
+        redone=None,
+        dismissed=(),
+        restored=None,
     )
 
 

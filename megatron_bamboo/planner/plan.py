@@ -40,7 +40,8 @@ class PipelinePlan:
     replicas: tuple[str | None, ...]
     ranks: tuple[str, ...]
     """By rank its node, dead or alive. Who joins in the place of a node that is still there has one
-    beyond these, until the change is made."""
+    beyond these, until the change is made. A rank that has had no node since all began again has a
+    name that no node can have."""
     shape: PipelineShape
     """What each stage holds, and how much work there is."""
 
@@ -114,6 +115,19 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A state of the whole model that can be read from disk, or made anew."""
+
+    step: int
+    """Of 0 it is what the seed gives."""
+    folder: str | None = None
+    """The folder of checkpoints that holds it; None where there is nothing to read."""
+
+    def __str__(self) -> str:
+        return f"step {self.step}" if self.folder is None else f"step {self.step} in {self.folder}"
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Who runs and holds what from ``epoch`` on, and why it came to this."""
 
@@ -130,6 +144,9 @@ class Plan:
     dissolved; None where what was done stays done."""
     dismissed: tuple[str, ...] = ()
     """The live nodes of such a pipeline, which are in no place from this epoch on."""
+    restored: Checkpoint | None = None
+    """The state from which all begin again in this epoch, in new pipelines: whatever came after it
+    counts no more. None where the epoch goes on from what live nodes hold."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -234,6 +251,7 @@ class Plan:
         values: dict[str, Any] = json.loads(text)
         decision = values.pop("decision")
         change = values.pop("change")
+        restored = values.pop("restored")
         return cls(
             epoch=int(values.pop("epoch")),
             pipelines=tuple(map(PipelinePlan.from_fields, values.pop("pipelines"))),
@@ -241,6 +259,7 @@ class Plan:
             dismissed=tuple(values.pop("dismissed")),
             decision=None if decision is None else StepDecision.from_fields(decision),
             change=None if change is None else _change(change),
+            restored=None if restored is None else Checkpoint(**restored),
             **values,
         )
 
@@ -300,6 +319,7 @@ def plan_after_loss(plan: Plan, lost: Set[str], decision: StepDecision | None) -
         pipelines=tuple(pipelines),
         decision=decision,
         redone=None,
+        restored=None,
         dismissed=tuple(
             node
             for pipe in before.pipelines

@@ -27,6 +27,8 @@ from megatron_bamboo.rehearsal.record import Events, RunRecord
 MARK = "BAMBOO_REHEARSAL"
 OUTPUT_FILE = "output.log"
 LOOK_SECONDS = 0.2
+# What is judged is how losses are survived: a job that goes back to a checkpoint has lost steps.
+STOPS = ("--bamboo-on-no-holder", "stop")
 END_SECONDS = 10.0
 
 
@@ -52,7 +54,7 @@ class Training:
     def without_replicas(self) -> tuple[str, ...]:
         """The command of the same training with nothing against losses."""
         nothing = ("--bamboo-redundancy", "none", "--bamboo-mirror-gradients", "0")
-        return (*self.command, *nothing, "--bamboo-verify-replicas", "0")
+        return (*self.command, *nothing, "--bamboo-verify-replicas", "0", *STOPS)
 
     def run(self, folder: Path, drawn: Drawn) -> RunRecord:
         """Train once under faults; the job folder is ``folder/job``.
@@ -65,7 +67,7 @@ class Training:
     def words(self, drawn: Drawn) -> tuple[str, ...]:
         """What ``bamboo run`` is told, but for the job folder."""
         inject = (word for one in drawn.injected for word in ("--inject", one))
-        return (*self.options, *self.spare, *inject, *self.command)
+        return (*self.options, *self.spare, *inject, *self.command, *STOPS)
 
     def run_undisturbed(self, folder: Path) -> RunRecord:
         """Train once without faults and replicas."""

@@ -25,6 +25,17 @@ class Events:
         """All that a job folder holds."""
         return cls(read_events(job_dir / "events"))
 
+    def that_count(self) -> "Events":
+        """Without what was undone, since all went back to a checkpoint after it."""
+        backs = [(e["epoch"], e["step"]) for e in self.of("restored")]
+
+        def counts(event: Event) -> bool:
+            if not {"epoch", "step"} <= event.keys():
+                return True
+            return not any(event["epoch"] < epoch and event["step"] > step for epoch, step in backs)
+
+        return Events([e for own in self._by_kind.values() for e in own if counts(e)])
+
     def of(self, kind: str) -> Sequence[Event]:
         """Those of one kind."""
         return self._by_kind.get(kind, [])

@@ -49,15 +49,18 @@ def work_complaints(events: Events, shape: JobShape) -> list[str]:
     """Every forward and backward that was run too often, not at all, or by the wrong node.
 
     Workers of a node share layers, not work: each tensor rank's workers are judged by themselves.
+    Of what was undone and done again only the last time is judged.
     """
-    found = []
+    found, events = [], events.that_count()
     for tensor_rank in range(shape.tensor_size):
         own = _OfRank(events, tensor_rank, shape.tensor_size)
         for number in range(len(shape.arrangement.pipelines)):
             pipeline = _Pipeline(shape, number)
-            moved, changed = own.moved.get(number, []), _changes(number, events.of("changed"))
+            moved = own.moved.get(number, [])
+            changed = _changes(number, [*_restored(events), *events.of("changed")])
             # A shadow may have taken over before it began any step.
-            pipeline.go_on([move for move in moved if move.step <= shape.start_step], [])
+            before = [move for move in moved if move.step <= shape.start_step]
+            pipeline.go_on(before, [c for c in changed if c.step <= shape.start_step])
             for step in range(shape.start_step + 1, shape.train_iters + 1):
                 lost_here = [move for move in moved if move.step == step]
                 where = f"pipeline {number}, step {step}"
@@ -109,6 +112,7 @@ class _Pipeline:
         if changes:
             self._ranks = list(changes[-1].ranks)
             self._sizes = (*self._sizes[:2], changes[-1].num_microbatches)
+        if changes and changes[-1].num_microbatches:  # else it has nothing to do
             compute = compute_schedule(*self._sizes)
             placement = [self._ranks.index(node) for node in changes[-1].stages]
             replicas = [None if n is None else self._ranks.index(n) for n in changes[-1].replicas]
@@ -181,6 +185,12 @@ class _Pipeline:
 def _changes(pipeline: int, events: Iterable[Event]) -> list[Changed]:
     """What the coordinator said that it had changed."""
     return [_changed(e["step"], e["pipelines"][pipeline]) for e in events]
+
+
+def _restored(events: Events) -> list[Event]:
+    """The plans by which all began again, as changes that were made in the step before."""
+    plans = [e for e in events.of("plan") if e.get("restored") is not None]
+    return [{**plan, "step": plan["restored"]} for plan in plans]
 
 
 def _changed(step: int, fields: Mapping[str, Any]) -> Changed:

@@ -57,6 +57,12 @@ class History:
     """Stages that a shadow has taken over."""
     changes: int = 0
     """Planned changes that were made."""
+    restores: int = 0
+    """Returns of all to a checkpoint."""
+    undone_steps: int = 0
+    """Steps that had passed and are done again since."""
+    undone_samples: int = 0
+    """Of these steps."""
     drained: int = 0
     """Nodes that left without a loss."""
     returned: int = 0
@@ -89,6 +95,13 @@ def _after_event(history: History, event: Mapping[str, Any]) -> History:
         case "changed":
             arranged = _arranged(history, _pipelines(event), event["unix"])
             return replace(arranged, changes=history.changes + 1, changed_epoch=event["epoch"])
+        case "restored":
+            return replace(
+                history,
+                restores=history.restores + 1,
+                undone_steps=history.undone_steps + event["undone_steps"],
+                undone_samples=history.undone_samples + event["undone_samples"],
+            )
         case "loss":
             loss = Loss(event["node"], event["cause"], event["unix"])
             return replace(history, losses=(*history.losses, loss))
@@ -108,7 +121,7 @@ def _after_plan(history: History, event: Mapping[str, Any]) -> History:
     pipelines, lost = _pipelines(event), set(event["lost"])
     # Not strict: plans are compared only as far as they have the same places.
     takeovers = sum(
-        old in lost and new == shadow
+        event.get("restored") is None and old in lost and new == shadow
         for before, after in zip(history.pipelines, pipelines, strict=False)
         for old, shadow, new in zip(before.stages, before.replicas, after.stages, strict=False)
     )

@@ -16,10 +16,14 @@ from megatron_bamboo.watching.status import JobStatus
 def metrics_of(status: JobStatus) -> Iterator[Metric]:
     """The metrics of a status; a gauge whose value is not known yet is left out."""
     progress, totals = status.progress, status.totals
-    yield _counter("steps", "Optimizer steps, a loaded checkpoint's included", progress.step)
-    yield _counter("samples", "Samples of these steps", progress.samples)
+    steps = progress.step + totals.undone_steps
+    yield _counter("steps", "Optimizer steps, a loaded checkpoint's and undone ones too", steps)
+    samples = progress.samples + totals.undone_samples
+    yield _counter("samples", "Samples of these steps", samples)
     yield _counter("takeovers", "Stages that a shadow took over", totals.takeovers)
     yield _counter("planned_changes", "Planned changes that were made", totals.changes)
+    yield _counter("restores", "Returns of all to a checkpoint", totals.restores)
+    yield _counter("steps_undone", "Steps done again for these", totals.undone_steps)
     yield _counter("nodes_drained", "Nodes that left without a loss", totals.drained)
     yield _counter("nodes_returned", "Lost or drained nodes that joined again", totals.returned)
     kinds = Counter(loss.kind for loss in totals.losses)

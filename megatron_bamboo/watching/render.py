@@ -43,6 +43,11 @@ def _facts(status: JobStatus) -> Iterator[str]:
         yield training
     yield _lead(status)
     totals = status.totals
+    if totals.restores:
+        yield (
+            f"all went back to a checkpoint {totals.restores} times; {totals.undone_steps} steps "
+            "were undone"
+        )
     yield (
         f"{len(status.nodes)} nodes train; lost so far {len(totals.losses)}, drained "
         f"{totals.drained}, returned {totals.returned}; takeovers {totals.takeovers}, planned "

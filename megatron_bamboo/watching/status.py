@@ -94,6 +94,10 @@ class Totals:
 
     takeovers: int
     changes: int
+    restores: int
+    """Returns of all to a checkpoint."""
+    undone_steps: int
+    undone_samples: int
     losses: tuple[Loss, ...]
     drained: int
     returned: int

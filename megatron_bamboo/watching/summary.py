@@ -59,6 +59,9 @@ def status_of(view: StoreView) -> JobStatus:
         totals=Totals(
             history.takeovers,
             history.changes,
+            history.restores,
+            history.undone_steps,
+            history.undone_samples,
             history.losses,
             history.drained,
             history.returned,

@@ -23,7 +23,7 @@ from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Change, Nowhere, Said, Table
 from megatron_bamboo.membership.waits import Sent, Wait, Waiting
 from megatron_bamboo.planner.arrangement import equal_pipelines
-from megatron_bamboo.planner.plan import NoHolder, Plan
+from megatron_bamboo.planner.plan import Checkpoint, NoHolder, Plan
 
 NODES = tuple(f"node{number}" for number in range(4))
 VECTOR = ((2.5).hex(),)
@@ -62,8 +62,16 @@ class Memory(Nowhere):
 class Cluster:
     """A coordinator, and nodes that do what a test says."""
 
-    def __init__(self, tmp_path: Path, deadlines: Deadlines, standbys: Sequence[str] = ()) -> None:
-        shape = JobShape(equal_pipelines(4, 1, 2), "lazy", train_iters=9, global_batch_size=2)
+    def __init__(
+        self,
+        tmp_path: Path,
+        deadlines: Deadlines,
+        standbys: Sequence[str] = (),
+        restores: bool = False,
+    ) -> None:
+        shape = JobShape(
+            equal_pipelines(4, 1, 2), "lazy", train_iters=9, global_batch_size=2, restores=restores
+        )
         self.memory = Memory()
         self.table = Table(self.memory)
         spec = JobSpec(NODES, shape, tmp_path, deadlines=deadlines, standbys=tuple(standbys))
@@ -131,8 +139,9 @@ def lead(tmp_path: Path) -> Callable[..., Cluster]:
         story: Callable[[Cluster], Awaitable[None]],
         deadlines: Deadlines = Deadlines(),  # noqa: B008
         standbys: Sequence[str] = (),
+        restores: bool = False,
     ) -> Cluster:
-        cluster = Cluster(tmp_path, deadlines, standbys)
+        cluster = Cluster(tmp_path, deadlines, standbys, restores)
 
         async def both() -> None:
             async with asyncio.timeout(20):
@@ -445,6 +454,44 @@ def test_neighbours_lost_together_are_the_end(lead: Lead) -> None:
 
     with pytest.raises(NoHolder, match="stage 2 has no live holder"):
         lead(story)
+
+
+def test_all_who_live_begin_again_from_the_last_save(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.join(*NODES)
+        await cluster.plan(0)
+        for step in (1, 2, 3):
+            cluster.confirm(step, 0)
+        saved = {"step": 2, "epoch": 0, "folder": "/saves", "seconds": 0.1, "failure": None}
+        cluster.table.set("saved/2", json.dumps(saved).encode())
+        await cluster.until(lambda: cluster.said_iterations() == 3)
+        cluster.lose("node2")
+        cluster.lose("node1")
+        await cluster.table.wait(["ending/0"], 5)
+        cluster.record(0, "node0", 4, True, True)
+        cluster.record(0, "node3", 4, True, False)
+        plan = await cluster.plan(1)
+        assert plan.restored == Checkpoint(2, "/saves")
+        assert plan.pipelines[0].stages == ("node0", "node0", "node3", "node3")
+        assert cluster.table.get("ready/node0") is None
+        assert cluster.table.get("passed/3") is None
+        # A worker says late what it did before; then the step passes again.
+        cluster.confirm(4, 0)
+        assert cluster.table.get("passed/4") is None
+        for step in range(3, 10):
+            cluster.confirm(step, 1)
+        await cluster.until(lambda: cluster.said_iterations() == 10)
+        cluster.finish("node0", "node3")
+
+    cluster = lead(story, restores=True)
+    said = "\n".join(cluster.said)
+    assert "both lost): 2 iterations with 4 samples are undone, to be done again" in said
+    assert "all begin again from step 2 in /saves, on 2 nodes for the 4 stages" in said
+    losses = [fact["loss"] for fact in cluster.memory.facts if "loss" in fact]
+    assert [(loss["step"], loss.get("again")) for loss in losses] == [
+        *((1, None), (2, None), (3, None), (3, 1), (4, 1)),
+        *((step, None) for step in range(5, 10)),
+    ]
 
 
 def test_all_nodes_lost_together_are_the_end(lead: Lead) -> None:

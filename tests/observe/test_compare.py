@@ -1,4 +1,5 @@
 import itertools
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from saved_state import LOSSES, Losses, save_job, save_losses, save_state
 
 from megatron_bamboo.cli import main as bamboo
+from megatron_bamboo.errors import UserError
 from megatron_bamboo.observe.compare import compare_runs
 
 METADATA = {
@@ -189,6 +191,19 @@ def test_unusable_input_is_status_two(
     break_run(runs[1])
     assert bamboo(["compare", *map(str, runs)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_of_steps_done_again_the_last_time_counts(runs: tuple[Path, Path]) -> None:
+    path = runs[1] / "losses.jsonl"
+    first, second = path.read_text(encoding="utf-8").splitlines()
+    undone = {"step": 2, "loss": "0x1.8p3", "grad_norm": "0x1p0"}
+    again = json.loads(second) | {"again": 1}
+    lines = [first, json.dumps(undone), json.dumps(again)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert compare_runs(*runs).equal
+    path.write_text("\n".join([*lines, lines[-1]]) + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match="step 2 twice"):
+        compare_runs(*runs)
 
 
 @pytest.mark.parametrize(

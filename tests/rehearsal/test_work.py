@@ -33,6 +33,18 @@ def test_without_losses_each_runs_its_own() -> None:
     assert work_complaints(Events([*BY_BOTH, *second]), SHAPE) == []
 
 
+def test_of_what_was_undone_the_last_time_is_judged() -> None:
+    """Both begin again from the beginning, and one is alone then."""
+    arranged = {"ranks": ["node1", "-1"], "stages": ["node1"] * 2, "replicas": [None, None]}
+    again = {**arranged, "shape": {"num_microbatches": 1}}
+    plan = {"event": "plan", "epoch": 1, "restored": 0, "pipelines": [again]}
+    back = {"event": "restored", "epoch": 1, "step": 0}
+    before = [{**event, "epoch": 0} for event in BY_BOTH]
+    after = [{**event, "epoch": 1} for n in (1, 2) for event in ran("node1", n, *ALONE)]
+    assert work_complaints(Events([*before, back, plan, *after]), SHAPE) == []
+    assert work_complaints(Events([*before, *after]), SHAPE) != []
+
+
 @pytest.mark.parametrize(("step", "in_step"), [(0, False), (1, True)])
 def test_a_shadow_runs_all_from_the_step_in_which_it_took_over(step: int, in_step: bool) -> None:
     """It may not have begun any step when a node is lost in the first one."""

@@ -72,7 +72,8 @@ def test_a_job_that_ends_in_a_save_goes_on_when_it_is_started_again(
 ) -> None:
     root = tmp_path / "save"
     flags = (*save_flags(root), "--load", str(root))
-    first = scenarios.run(SHAPE, "none", f"{LEAD}@iter6:{moment}", more_flags=flags)
+    stops = (*flags, "--bamboo-on-no-holder", "stop")
+    first = scenarios.run(SHAPE, "none", f"{LEAD}@iter6:{moment}", more_flags=stops)
     is_published = moment in (SaveMoment.END, SaveMoment.TELL)
     assert first.result.status == 3
     assert f"--load {root}, which holds step 3" in first.result.message

@@ -17,6 +17,8 @@ bamboo_steps_total 8.0
 bamboo_samples_total 128.0
 bamboo_takeovers_total 1.0
 bamboo_planned_changes_total 0.0
+bamboo_restores_total 0.0
+bamboo_steps_undone_total 0.0
 bamboo_nodes_drained_total 0.0
 bamboo_nodes_returned_total 1.0
 bamboo_node_losses_total{kind="connection"} 0.0
