@@ -209,6 +209,16 @@ def test_what_megatron_has_and_we_have_not_is_refused_by_name(
         ("--tensor-model-parallel-size 2", 2, "needs bamboo run --workers-per-node 2, not 1"),
         ("", 1, "use --bamboo-redundancy none or --pipeline-model-parallel-size 2 or more"),
         (
+            "--bamboo-policy oobleck --pipeline-model-parallel-size 2",
+            2,
+            "--bamboo-policy oobleck does without replicas: add --bamboo-redundancy none",
+        ),
+        (
+            "--bamboo-policy checkpoint --bamboo-redundancy none --bamboo-on-no-holder stop",
+            1,
+            "--bamboo-policy checkpoint goes back to a checkpoint at each loss: leave out",
+        ),
+        (
             "--bamboo-mirror-gradients 2 --bamboo-redundancy none",
             1,
             "--bamboo-mirror-gradients needs replicas to send to: use --bamboo-redundancy lazy",

@@ -71,7 +71,7 @@ class JobShape:
 
     def balance(self) -> Balance | None:
         """By what microbatches are shared out anew; None where each pipeline keeps its own."""
-        return None if self.policy == PolicyName.BAMBOO else self.sharing()
+        return self.sharing() if PolicyName(self.policy).shares_anew else None
 
     def sharing(self) -> Balance:
         """By what they are shared out where that cannot be."""
@@ -82,7 +82,7 @@ class JobShape:
     def most_microbatches(self) -> int:
         """That a pipeline may ever have."""
         numbers = self.arrangement.microbatches
-        if self.policy == PolicyName.BAMBOO:
+        if not (PolicyName(self.policy).shares_anew or self.restores):
             return max(numbers)
         return sum(numbers) - (len(numbers) - 1)
 

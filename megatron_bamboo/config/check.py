@@ -18,6 +18,7 @@ from megatron_bamboo.config.options import (
     CheckpointOptions,
     DataOptions,
     ModelOptions,
+    OnNoHolder,
     Options,
     PrecisionOptions,
     ReplicaMemory,
@@ -26,6 +27,7 @@ from megatron_bamboo.config.options import (
 )
 from megatron_bamboo.config.pipelines import arrange
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.recovery.names import PolicyName
 from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.schedule.schedule import MAX_MICROBATCHES
 
@@ -61,6 +63,7 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
             "a pipeline of one stage has no neighbour to hold its replica: use "
             "--bamboo-redundancy none or --pipeline-model-parallel-size 2 or more"
         )
+    _check_policy(options.bamboo)
     _check_mirrors(options.bamboo)
     _check_deferred(options.bamboo)
     _check_bandwidth(model, options.bamboo)
@@ -83,6 +86,21 @@ def _check_amount(train_iters: int, batch: int) -> None:
         raise UserError(
             f"{train_iters} steps of {batch} samples are more than {LARGEST_SIZE} samples: lower "
             "--train-iters or --global-batch-size"
+        )
+
+
+def _check_policy(options: BambooOptions) -> None:
+    policy = options.bamboo_policy
+    does_without = policy.redundancy is Redundancy.NONE
+    if does_without and options.bamboo_redundancy is not Redundancy.NONE:
+        raise UserError(
+            f"--bamboo-policy {policy} does without replicas: add --bamboo-redundancy none"
+        )
+    stops = options.bamboo_on_no_holder is OnNoHolder.STOP
+    if policy is PolicyName.CHECKPOINT and stops:
+        raise UserError(
+            f"--bamboo-policy {policy} goes back to a checkpoint at each loss: leave out "
+            "--bamboo-on-no-holder stop"
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from megatron_bamboo.recovery.names import OF_JOBS, PolicyName
+from megatron_bamboo.recovery.names import PolicyName
 from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.schedule.schedule import MAX_MICROBATCHES
 
@@ -191,10 +191,13 @@ class BambooOptions:
         None,
     )
     bamboo_policy: PolicyName = _option(
-        "what may change in answer to losses: bamboo (each pipeline keeps its microbatches, and "
-        "losses change no bit) or auto (from the next iteration on slower pipelines get fewer)",
+        "what is done about losses: bamboo (replicas take over, each pipeline keeps its "
+        "microbatches, and losses change no bit), auto (from the next iteration on slower "
+        "pipelines get fewer, and a pipeline that nobody has whole is dissolved), oobleck (without "
+        "replicas: whatever pipeline is hit is dissolved, and begins again on standbys) or "
+        "checkpoint (without replicas: all go back to the last checkpoint)",
         PolicyName.BAMBOO,
-        OF_JOBS,
+        tuple(PolicyName),
     )
     bamboo_redundancy: Redundancy = _option(
         "redundant forward passes: none (no replicas), lazy (after a loss), eager (always) or "
@@ -275,6 +278,8 @@ class Options:
     @property
     def restores(self) -> bool:
         """Whether all begin again from the last checkpoint where some state has no holder."""
+        if self.bamboo.bamboo_policy is PolicyName.CHECKPOINT:
+            return True
         if self.bamboo.bamboo_on_no_holder is None:
             return self.checkpoint.save is not None or self.checkpoint.load is not None
         return self.bamboo.bamboo_on_no_holder is OnNoHolder.RESTORE

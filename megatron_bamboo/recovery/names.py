@@ -19,6 +19,7 @@ class PolicyName(StrEnum):
         keeps = self in (PolicyName.AUTO, PolicyName.BAMBOO)
         return Redundancy.LAZY if keeps else Redundancy.NONE
 
-
-OF_JOBS = (PolicyName.BAMBOO, PolicyName.AUTO)
-"""Those that a job can be run by; the others are played by the simulator only."""
+    @property
+    def shares_anew(self) -> bool:
+        """Whether pipelines may get other microbatches while they live."""
+        return self in (PolicyName.AUTO, PolicyName.OOBLECK)

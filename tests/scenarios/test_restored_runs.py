@@ -78,6 +78,7 @@ def test_standbys_begin_again_too_with_shared_state_and_lose_again(
 def test_one_node_of_two_workers_goes_on_alone(scenarios: ScenarioRunner, tmp_path: Path) -> None:
     shape = Shape(2, 1, num_steps=4, tensor_size=2)
     flags = ("--save", str(tmp_path / "save"), "--save-interval", "1")
+    flags += ("--bamboo-policy", "checkpoint")
     job = scenarios.run(shape, "none", "node1@iter3:1.0B1", more_flags=flags)
     assert complaints(scenarios, job, shape, ["node1"]) == []
     assert said_steps(job.result.lines) == [1, 2, 3, 4]
