@@ -40,9 +40,15 @@ def run_product(
         job_dir: made here; everything the job leaves is in it.
         work: what a worker does; in the end it calls ``train`` with the same flags.
     """
+    shape = prepare_product(flags, num_nodes, job_dir)
+    nodes = tuple(f"node{number}" for number in range(num_nodes))
+    spec = JobSpec(nodes, shape, job_dir, deadlines=deadlines)
+    return run_job(spec, forked_node(forked_worker(work)), lambda _line: None)
+
+
+def prepare_product(flags: Sequence[str], num_nodes: int, job_dir: Path) -> JobShape:
+    """Make a job's folder, and let the script say there what the job is."""
     job_dir.mkdir()
     os.environ.update(prepare_environment(job_dir, num_nodes, 1))
     assert train(flags) == 0
-    nodes = tuple(f"node{number}" for number in range(num_nodes))
-    spec = JobSpec(nodes, JobShape.read(job_dir), job_dir, deadlines=deadlines)
-    return run_job(spec, forked_node(forked_worker(work)), lambda _line: None)
+    return JobShape.read(job_dir)

@@ -132,8 +132,12 @@ class Done:
     action: Action
     worker: str
     step: int
+    epoch: int
     start: float
     end: float
+
+
+_DONE = ("source", "step", "epoch", "start", "end")
 
 
 class Log:
@@ -142,7 +146,9 @@ class Log:
     def __init__(self, job_dir: Path) -> None:
         self.events = read_events(job_dir / "events")
         self.actions = [
-            Done(Action.parse(e["action"]), e["source"], e["step"], e["start"], e["end"])
+            Done(
+                Action.parse(e["action"]), e["source"], e["step"], e["epoch"], e["start"], e["end"]
+            )
             for e in self.events
             if e["event"] == "action"
         ]

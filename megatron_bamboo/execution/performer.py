@@ -3,6 +3,7 @@
 An action can be run again after a loss; it then does only what is not done yet.
 """
 
+import time
 from collections.abc import Callable
 
 from torch import Tensor
@@ -125,7 +126,23 @@ class Performer:
 
     def _receive_state(self, action: Action) -> None:
         peer = self._view.sender_of(action)
-        self._parts.tail.receive_state(action.stage, peer, self._state, self.take)
+        self._parts.tail.receive_state(action.stage, peer, self._state, self._fetch)
+
+    def _fetch(self, message: Message, sender: str) -> Tensor:
+        """Wait for state, and log for how long: it should be here when nothing else is to do."""
+        start = time.monotonic()
+        state = self.take(message, sender)
+        self._parts.events.emit(
+            "fetch",
+            stage=message.receive.stage,
+            pipeline=self._view.number,
+            peer=sender,
+            step=message.step,
+            epoch=self._course.plan.epoch,
+            bytes=state.nbytes,
+            seconds=time.monotonic() - start,
+        )
+        return state
 
     def _commit(self, action: Action) -> None:
         numbers = self._view.arrangement.global_microbatches(self._view.number)

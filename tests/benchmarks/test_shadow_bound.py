@@ -26,7 +26,7 @@ def test_the_bound_is_the_simulators(mode: Redundancy, victim: int, num_mirrors:
     undisturbed = simulate(schedule, COSTS)
     shadow = (victim - 1) % STAGES
     done = [
-        Done(timed.action, f"node{rank}", 1, timed.start, timed.end)
+        Done(timed.action, f"node{rank}", 1, 0, timed.start, timed.end)
         for rank, row in enumerate(undisturbed.rows)
         for timed in row
         if timed.action.op in COMPUTE_OPS

@@ -32,4 +32,8 @@ def test_standbys_become_a_pipeline(scenarios: ScenarioRunner, name: str) -> Non
     assert all(p["stages"] == p["ranks"] for p in end["pipelines"])
     has_replicas = all(None not in p["replicas"] for p in end["pipelines"])
     assert has_replicas == (redundancy != "none")
+    # What each new holder got, and for how long it had nothing to do but wait for it.
+    fetches = job.events("fetch")
+    assert len(fetches) >= 2 * (1 + has_replicas)
+    assert all(e["bytes"] > 0 and e["seconds"] >= 0 for e in fetches)
     assert any("begins again on" in line for line in job.result.lines)
