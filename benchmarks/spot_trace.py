@@ -6,14 +6,15 @@
 An hour of the trace, with as many of its nodes as fit, is played six times as fast, while a model
 trains whose iterations take a second. Nodes are killed and join as the trace says. What a cloud's
 machines and large models take, and emulated ones do not, is waited for, six times as short too: a
-node's start, the start anew of a job that cannot go on, and a checkpoint. Our own pauses take what
-they take. A job that cannot go on is started again from its last checkpoint, on as many pipelines
-as the nodes that are there suffice for.
+node's start, the writing of a checkpoint, and the loading of one. Our own pauses take what they
+take. A job that has ended is started again from its last checkpoint, on as many pipelines as the
+nodes that are there suffice for.
 
 The clock begins with the first iteration that has passed. *Takeover* and *reconfiguration* are by
 how much iterations were longer than those in which nothing happened, with the same stages on the
-same nodes; *restore*: from a job's end to the first iteration of the next one; *wait*: too few
-nodes were there for a pipeline; *lost*: iterations, or parts of them, that were computed in vain.
+same nodes; *restore*: from the end of one part to the first iteration of the next, in which all go
+on from a checkpoint; *wait*: too few nodes were there for a pipeline; *lost*: iterations, or parts
+of them, that were done in vain.
 
 Results are kept by policy and by the code they were had with: what was ended goes on with the next.
 """
@@ -33,14 +34,14 @@ from tables import table
 from timed_jobs import job_context
 from trace_player import PRICES, Play, Segment, Settings
 
-from megatron_bamboo.recovery.names import OF_JOBS, PolicyName
+from megatron_bamboo.recovery.names import PolicyName
 from megatron_bamboo.rehearsal.results import code_digest
 from megatron_bamboo.simulator.timeline import Kind
 from megatron_bamboo.simulator.trace import HOUR, Trace, read_trace
 
 ROOT = Path(__file__).parents[1]
 MOST_STEPS = 100_000
-HEADS = ("policy", "iterations", "samples lost", *(kind.value for kind in Kind), "jobs")
+HEADS = ("policy", "iterations", "samples lost", *(kind.value for kind in Kind), "parts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,13 @@ class Row:
     samples_lost: int
     seconds: Mapping[str, float]
     """By kind."""
-    jobs: int
+    parts: int
+    """Each but the last ended with a return to a checkpoint."""
 
     def cells(self, policy: str) -> Sequence[str]:
         """Of its row of the table."""
         times = (f"{self.seconds.get(kind, 0.0):.1f}" for kind in Kind)
-        return (policy, str(self.iterations), str(self.samples_lost), *times, str(self.jobs))
+        return (policy, str(self.iterations), str(self.samples_lost), *times, str(self.parts))
 
 
 def account(segments: Sequence[Segment], batch: int) -> Row:
@@ -69,9 +71,11 @@ def account(segments: Sequence[Segment], batch: int) -> Row:
         is_last = number == len(segments) - 1
         seconds[Kind.WAIT] += segment.waited
         if number:
-            seconds[Kind.RESTORE] += segment.first_end - segment.called - segment.waited - usual
-            seconds[Kind.TRAINING] += usual
-        newest = segment.steps[-1].number if segment.steps else segment.first_step
+            # Nobody knows when its first iteration began.
+            first = usual if segment.first_end < segment.ended else 0.0
+            seconds[Kind.RESTORE] += segment.first_end - segment.called - segment.waited - first
+            seconds[Kind.TRAINING] += first
+        newest = _newest(segment)
         kept = newest if is_last else segment.saved
         for step in segment.steps:
             base = min(step.seconds, calm.get(step.arranged, usual))
@@ -82,8 +86,15 @@ def account(segments: Sequence[Segment], batch: int) -> Row:
         lost_samples += segment.samples_again + (newest - kept) * batch
         # What is under way when the trace ends is in vain for nobody.
         lost_samples += 0 if is_last else segment.samples_open
-    done = segments[-1].steps[-1].number if segments and segments[-1].steps else 0
+    done = _newest(segments[-1]) if segments else 0
     return Row(done, lost_samples, {str(k): round(v, 2) for k, v in seconds.items()}, len(segments))
+
+
+def _newest(segment: Segment) -> int:
+    """The last step that had passed in it."""
+    if segment.steps:
+        return segment.steps[-1].number
+    return segment.first_step + (segment.first_end < segment.ended)
 
 
 def _cause(step: Step, steps: Sequence[Step]) -> Kind:
@@ -128,7 +139,7 @@ def play(context: ForkServerContext, settings: Settings, policy: PolicyName, tra
             *prepare_data(folder),
             *("--train-iters", str(MOST_STEPS), "--bamboo-policy", policy),
             *("--save", checkpoints, "--save-interval", str(settings.save_interval)),
-            *("--load", checkpoints),
+            *("--load", checkpoints, "--bamboo-redundancy", policy.redundancy),
         )
         segments = Play(context, folder, settings, flags, trace).run()
         return account(segments, settings.total_microbatches)
@@ -142,8 +153,8 @@ def head(settings: Settings, trace: Trace, name: str) -> str:
         f"{max(numbers)} nodes, {trace.seconds / settings.faster:.0f} s; "
         f"{settings.num_pipelines} pipelines of {settings.num_stages} stages, "
         f"{settings.total_microbatches} samples an iteration of {settings.iteration_seconds:g} s\n"
-        f"Waited for: start of a node {settings.start_seconds:g} s, of a job that ended "
-        f"{settings.restart_seconds:g} s, checkpoint {settings.save_seconds:g} s every "
+        f"Waited for: start of a node {settings.start_seconds:g} s, loading a checkpoint "
+        f"{settings.restart_seconds:g} s, writing one {settings.save_seconds:g} s every "
         f"{settings.save_interval} iterations\n"
     )
 
@@ -152,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the policies that have no result yet, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trace", type=Path, required=True, help="as bamboo simulate reads it")
-    policies = {"type": PolicyName, "choices": OF_JOBS, "default": list(OF_JOBS)}
+    policies = {"type": PolicyName, "choices": PolicyName, "default": list(PolicyName)}
     parser.add_argument("--policies", nargs="+", **policies)  # type: ignore[arg-type]
     parser.add_argument("--from", type=float, default=4.0, dest="start", metavar="H", help="(4)")
     parser.add_argument("--hours", type=float, default=1.0, metavar="H", help="how long (1)")

@@ -13,6 +13,8 @@ from typing import Any
 
 from timed_jobs import Log
 
+from megatron_bamboo.schedule.actions import Op
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -25,6 +27,8 @@ class Step:
     arranged: str
     """Which stages shared a node in it, and the microbatches, pipeline by pipeline."""
     epoch: int
+    again: int
+    """How often all had gone back to a checkpoint before it."""
     moves: bool
     """Whether state moved in it."""
     loses: bool
@@ -32,34 +36,55 @@ class Step:
     is_redone: bool
     """Whether it was begun anew."""
     follows_save: bool
-    """Whether the state was saved before it."""
+    """Whether the state was saved before its work."""
 
 
 def steps_of(log: Log) -> tuple[Step, ...]:
-    """All but the first, of which nobody knows when it began."""
-    moving = {event["step"]: event for event in log.of("changed")}
-    plans = {event["epoch"]: event for event in log.of("plan") if "pipelines" in event}
-    epochs = {done.step: done.epoch for done in log.actions}
-    losses = [event["time"] for event in log.of("loss")]
-    redone = {event["step"] for event in log.of("samples") if event["attempt"]}
-    saved = {event["step"] for event in log.of("saved")}
-    ends, found = log.step_ends(), []
-    for number, seconds in sorted(log.step_seconds().items()):
-        plan = plans[epochs[number]]
-        made = [e for s, e in moving.items() if e["epoch"] == plan["epoch"] and s < number]
-        step = Step(
-            number,
-            seconds,
-            ends[number],
-            _arranged((made[-1] if made else plan)["pipelines"]),
-            plan["epoch"],
-            moves=number in moving,
-            loses=any(ends[number] - seconds < at <= ends[number] for at in losses),
-            is_redone=number in redone,
-            follows_save=number - 1 in saved,
-        )
-        found.append(step)
+    """All but the first, of which nobody knows when it began, and but the first after each return
+    to a checkpoint."""
+    events = log.of("plan")
+    plans = {event["epoch"]: event for event in events if "pipelines" in event}
+    returns = [epoch for epoch, plan in plans.items() if plan["restored"] is not None]
+    ends: defaultdict[tuple[int, int], float] = defaultdict(float)
+    epochs: dict[tuple[int, int], int] = {}
+    for done in log.actions:
+        if done.action.op is Op.STEP:
+            key = (sum(epoch <= done.epoch for epoch in returns), done.step)
+            ends[key] = max(ends[key], done.end)
+            epochs[key] = max(epochs.get(key, 0), done.epoch)
+    found = (
+        _step(log, plans[epochs[key]], key, ends[key[0], key[1] - 1], end)
+        for key, end in sorted(ends.items())
+        if (key[0], key[1] - 1) in ends
+    )
     return tuple(found)
+
+
+def _step(
+    log: Log, plan: Mapping[str, Any], key: tuple[int, int], start: float, end: float
+) -> Step:
+    again, number = key
+    changes = [event for event in log.of("changed") if event["epoch"] == plan["epoch"]]
+    made = [event for event in changes if event["step"] < number]
+
+    def happened(kind: str) -> bool:
+        return any(start < event["time"] <= end for event in log.of(kind))
+
+    return Step(
+        number,
+        end - start,
+        end,
+        _arranged((made[-1] if made else plan)["pipelines"]),
+        plan["epoch"],
+        again,
+        moves=any(event["step"] == number for event in changes),
+        loses=happened("loss"),
+        is_redone=any(
+            event["attempt"] and event["step"] == number and start < event["time"] <= end
+            for event in log.of("samples")
+        ),
+        follows_save=happened("saved"),
+    )
 
 
 def _arranged(pipelines: Sequence[Mapping[str, Any]]) -> str:

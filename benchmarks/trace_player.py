@@ -2,9 +2,10 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from timed_jobs import Emulation, Log
 
 from megatron_bamboo.agent.outcome import Outcome
 from megatron_bamboo.recovery.prices import Prices
+from megatron_bamboo.schedule.actions import Op
 from megatron_bamboo.simulator.trace import Moment, Trace
 
 A_LONG_TIME = 3600.0
@@ -39,7 +41,7 @@ class Settings:
 
     @property
     def restart_seconds(self) -> float:
-        """From a job's end until it can start again."""
+        """Until the state of a checkpoint is loaded."""
         return PRICES.restore_seconds / self.faster
 
     @property
@@ -54,28 +56,39 @@ class Settings:
         return Emulation.equal(self.num_stages, each, 2 * self.num_stages, self.iteration_seconds)
 
 
-def slow_saves(seconds: float) -> None:
-    """Let this process's checkpoints take so much longer."""
-    # With it comes torch, which only workers need.
+def slow_disks(save_seconds: float, load_seconds: float) -> None:
+    """Let this process's checkpoints, and its returns to one, take so much longer."""
+    # With them comes torch, which only workers need.
     from megatron_bamboo.checkpoint import child
+    from megatron_bamboo.checkpoint.checkpoints import Checkpoints
 
-    publish = child.publish
+    publish, load = child.publish, Checkpoints.load
+    is_first = True
 
     def publish_late(*args: Any) -> None:
-        time.sleep(seconds)
+        time.sleep(save_seconds)
         publish(*args)
 
+    def load_late(checkpoints: Checkpoints, start: Any) -> int:
+        nonlocal is_first
+        # A job that begins has nothing to load.
+        if start.step > 0 or not is_first:
+            time.sleep(load_seconds)
+        is_first = False
+        return load(checkpoints, start)
+
     child.publish = publish_late
+    Checkpoints.load = load_late  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One job of a run; times of the monotonic clock."""
+    """A part of a run without a return to a checkpoint; times of the monotonic clock."""
 
     called: float
     """When the one before had ended, or the trace began."""
     waited: float
-    """Seconds until there were enough nodes for it."""
+    """Seconds until there were enough nodes for a job."""
     ended: float
     first_step: int
     """What it goes on after."""
@@ -83,7 +96,7 @@ class Segment:
     first_end: float
     """When its first step had passed."""
     saved: int
-    """The last step of which a checkpoint was left, by this job or an earlier one."""
+    """The step of the checkpoint that the next one goes on from."""
     samples_again: int
     """Read in attempts at steps that were begun anew."""
     samples_open: int
@@ -110,6 +123,7 @@ class Play:
         self._starting: dict[str, float] = {}
         """By machine when it will have started."""
         self._segments: list[Segment] = []
+        self._num_jobs = 0
         self._began: float | None = None
 
     def run(self) -> list[Segment]:
@@ -123,13 +137,11 @@ class Play:
                 self._conduct(job)
             finally:
                 job.kill()
-            segment = self._look_back(job, called, waited)
-            self._segments.append(segment)
-            called = segment.ended
+            self._segments += self._look_back(job, called, waited)
+            called = time.monotonic()
             if self._left() > 0:
                 outcome = Outcome.read(job.job_dir)
                 sys.stderr.write(f"after {self._now():.0f} s: {outcome and outcome.message}\n")
-                self._pass_time(self._settings.restart_seconds)
         return self._segments
 
     def _now(self) -> float:
@@ -149,10 +161,11 @@ class Play:
         waited = time.monotonic() - began
         settings = self._settings
         pipelines = min(number, settings.num_pipelines)
-        folder = self._folder / f"job{len(self._segments) + 1}"
+        self._num_jobs += 1
+        folder = self._folder / f"job{self._num_jobs}"
         folder.mkdir()
         alive, size = list(self._alive), pipelines * settings.num_stages
-        before = partial(slow_saves, settings.save_seconds)
+        before = partial(slow_disks, settings.save_seconds, settings.restart_seconds)
         job = ElasticJob(self._context, folder, size, self._flags, before, speaker=alive[0])
         for node in alive:
             job.add(node)
@@ -198,22 +211,30 @@ class Play:
         for node in map(_machine, moment.added):
             self._starting[node] = now + self._settings.start_seconds
 
-    def _look_back(self, job: ElasticJob, called: float, waited: float) -> Segment:
-        log, ended = Log(job.job_dir), time.monotonic()
-        ends = log.step_ends()
-        last = self._segments[-1].saved if self._segments else 0
-        first = min(ends, default=last + 1)
-        began = self._began if self._began is not None and not self._segments else called
-        return Segment(
-            began,
-            waited,
-            ended,
-            last,
-            tuple(step for step in steps_of(log) if step.number <= job.step),
-            ends.get(first, ended),
-            max([last, *(event["step"] for event in log.of("saved"))]),
-            *_in_vain(log, job.step),
-        )
+    def _look_back(self, job: ElasticJob, called: float, waited: float) -> list[Segment]:
+        """The parts of a job."""
+        log, over = Log(job.job_dir), time.monotonic()
+        began = called if self._segments or self._began is None else self._began
+        returns = [e for e in log.of("plan") if e.get("restored") is not None]
+        starts = [began, *(event["time"] for event in returns)]
+        goes_on_after = [self._segments[-1].saved if self._segments else 0]
+        goes_on_after += [event["restored"] for event in returns]
+        newest = max([goes_on_after[-1], *(event["step"] for event in log.of("saved"))])
+        kept = [*goes_on_after[1:], newest]
+        found = []
+        for again, (start, end) in enumerate(pairwise([*starts, over])):
+            steps = tuple(step for step in steps_of(log) if step.again == again)
+            reads = [event for event in log.of("samples") if start <= event["time"] < end]
+            ends = [d.end for d in log.actions if d.action.op is Op.STEP and start <= d.end < end]
+            first_end = steps[0].end - steps[0].seconds if steps else max(ends, default=end)
+            last = steps[-1].number if steps else goes_on_after[again] + bool(ends)
+            own_wait = waited if again == 0 else 0.0
+            in_vain = _in_vain(reads, last)
+            found.append(
+                Segment(start, own_wait, end, goes_on_after[again], steps, first_end, kept[again],
+                        *in_vain)
+            )  # fmt: skip
+        return found
 
 
 def _machine(node: str) -> str:
@@ -221,12 +242,10 @@ def _machine(node: str) -> str:
     return node.replace(".", "-")
 
 
-def _in_vain(log: Log, last: int) -> tuple[int, int]:
+def _in_vain(events: Sequence[Mapping[str, Any]], last: int) -> tuple[int, int]:
     """Samples read in attempts at steps that were begun anew, and in steps that did not pass."""
     newest: dict[int, int] = {}
-    reads = {
-        (e["step"], e["attempt"], sample) for e in log.of("samples") for sample in e["samples"]
-    }
+    reads = {(e["step"], e["attempt"], sample) for e in events for sample in e["samples"]}
     for step, attempt, _ in reads:
         newest[step] = max(newest.get(step, 0), attempt)
     again = sum(attempt < newest[step] for step, attempt, _ in reads)

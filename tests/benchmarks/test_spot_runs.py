@@ -17,8 +17,8 @@ BATCH = 12
 
 
 def step(number: int, seconds: float, end: float, **more: Any) -> Step:
-    values: dict[str, Any] = {"arranged": "012x4", "epoch": 0, "moves": False, "loses": False}
-    values |= {"is_redone": False, "follows_save": False, **more}
+    values: dict[str, Any] = {"arranged": "012x4", "epoch": 0, "again": 0}
+    values |= {"moves": False, "loses": False, "is_redone": False, "follows_save": False, **more}
     return Step(number, seconds, end, **values)
 
 
@@ -35,7 +35,7 @@ def test_a_loss_a_save_and_a_change_take_what_their_iterations_are_longer() -> N
     ]
     segment = Segment(100.0, 0.0, 111.0, 0, tuple(steps), 100.0, 8, 3, 5)
     row = account([segment], BATCH)
-    assert row.iterations == 9 and row.jobs == 1
+    assert row.iterations == 9 and row.parts == 1
     # What was begun anew is lost; what was under way at the end is not.
     assert row.samples_lost == 3
     assert row.seconds[Kind.TAKEOVER] == 0.5
@@ -48,7 +48,7 @@ def test_what_came_after_the_checkpoint_is_lost_with_the_job() -> None:
     first = Segment(100.0, 0.0, 108.0, 0, tuple(calm_steps(2, 7, 101.0)), 100.0, 4, 0, 6)
     second = Segment(108.0, 5.0, 136.0, 4, tuple(calm_steps(6, 8, 134.0)), 133.0, 4, 0, 2)
     row = account([first, second], BATCH)
-    assert row.iterations == 8 and row.jobs == 2
+    assert row.iterations == 8 and row.parts == 2
     assert row.samples_lost == 3 * BATCH + 6
     assert row.seconds[Kind.LOST] == 3.0 + 2.0
     assert row.seconds[Kind.WAIT] == 5.0
@@ -89,7 +89,8 @@ def test_each_policy_goes_through_the_trace(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     _, rows = result.stdout.split("\n\n")
     cells = [line.strip("| ").split(" | ") for line in rows.splitlines()[2:]]
-    assert [row[0] for row in cells] == ["bamboo", "auto"]
-    assert all(int(row[1]) > 10 and row[-1] == "1" for row in cells)
+    assert [row[0] for row in cells] == ["auto", "bamboo", "oobleck", "checkpoint"]
+    assert [row[-1] for row in cells[:2]] == ["1", "1"] and int(cells[3][-1]) == 2
+    assert all(int(row[1]) > 10 for row in cells)
     times = [sum(map(float, row[3:-1])) for row in cells]
-    assert times == pytest.approx([30.0] * 2, abs=5.0)
+    assert times == pytest.approx([30.0] * 4, abs=5.0)

@@ -6,7 +6,7 @@ import pytest
 from planned_changes import Fetch, Record, changes_of
 from step_times import Step, calm, calm_seconds
 
-ONE = Step(2, 7.0, 14.0, "0123x8", 0, False, False, False, False)
+ONE = Step(2, 7.0, 14.0, "0123x8", 0, 0, False, False, False, False)
 
 
 def course(*changes: dict[str, object]) -> tuple[Step, ...]:
