@@ -31,10 +31,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 USER_ERROR_STATUS = 2
+INTERRUPTED_STATUS = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; its exit status, 2 for input that the user can mend."""
+    """Run one subcommand; its exit status: 2 for input that the user can mend, 130 if it was
+    interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(prog="bamboo", description=megatron_bamboo.__doc__)
@@ -52,3 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"bamboo {args.command}: {error}", file=sys.stderr)
         return USER_ERROR_STATUS
+    except KeyboardInterrupt:
+        print(f"bamboo {args.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED_STATUS

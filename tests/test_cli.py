@@ -1,0 +1,28 @@
+"""What all commands have in common, whatever they do."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("command", [("drain", "node1", "--job-dir"), ("stop",)])
+def test_a_command_that_is_interrupted_says_so_in_one_line(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = {"host": "127.0.0.1", "port": silent.getsockname()[1]}
+        (tmp_path / "coordinator.json").write_text(json.dumps(address))
+        (tmp_path / "secret").write_text("5" * 64)
+        (tmp_path / "secret").chmod(0o600)
+        program = [sys.executable, "-m", "megatron_bamboo", *command, str(tmp_path)]
+        with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
+            silent.settimeout(60)
+            silent.accept()[0].close()
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, f"bamboo {command[0]}: interrupted\n")
