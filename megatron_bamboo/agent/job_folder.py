@@ -15,6 +15,8 @@ from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.stores import has_begun
 
 LOCK_FILE = "lock"
+LEAST_ROOM_BYTES = 1 << 16
+"""Less is less than the job's store may need for a write."""
 
 
 @contextlib.contextmanager
@@ -70,6 +72,19 @@ def goes_on(job_dir: Path) -> bool:
     """
     is_prepared = (job_dir / JOB_FILE).exists() and not (job_dir / OUTCOME_FILE).exists()
     return is_prepared and has_begun(job_dir)
+
+
+def lack_of_room(job_dir: Path) -> str:
+    """What to add to a line about a failure: that the folder has no room left, if that is so.
+
+    The log that would say it may have had none either.
+    """
+    try:
+        room = os.statvfs(job_dir)
+    except OSError:
+        return ""
+    is_full = room.f_blocks > 0 and room.f_bavail * room.f_frsize < LEAST_ROOM_BYTES
+    return f"; the file system of {job_dir} has no room left" if is_full else ""
 
 
 def _open_lock(job_dir: Path) -> int:

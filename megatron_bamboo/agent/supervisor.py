@@ -6,6 +6,7 @@ journal's generations see to that). Where that cannot be, since it was stopped w
 hand, it is ended.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_bamboo.agent.job import JobSpec
+from megatron_bamboo.agent.job_folder import lack_of_room
 from megatron_bamboo.agent.lead import LOG_FILE, LeadStatus, lead_job, limit_seconds
 from megatron_bamboo.agent.nodes import Nodes
 from megatron_bamboo.agent.outcome import Outcome, Status
@@ -76,7 +78,9 @@ class Supervisor:
             self._teller.tell_again(self._look_back())
             return self._run()
         except (OSError, sqlite3.Error) as error:
-            return Outcome(Status.FAILED, f"the job folder or store cannot be used: {error}")
+            room = lack_of_room(self._spec.job_dir)
+            message = f"the job folder or store cannot be used: {error}{room}"
+            return Outcome(Status.FAILED, message)
 
     def close(self) -> None:
         """End all coordinators."""
@@ -86,7 +90,9 @@ class Supervisor:
             os.waitpid(pid, 0)
             os.close(descriptor)
         self._running.clear()
-        (self._spec.job_dir / ADDRESS_FILE).unlink(missing_ok=True)
+        # Where nothing can be changed any more the job has ended of it, and says so.
+        with contextlib.suppress(OSError):
+            (self._spec.job_dir / ADDRESS_FILE).unlink(missing_ok=True)
 
     def _run(self) -> Outcome:
         while (outcome := Outcome.read(self._spec.job_dir)) is None:
@@ -135,7 +141,7 @@ class Supervisor:
             return Outcome(
                 Status.FAILED,
                 f"the coordinator died {MOST_DEATHS} times within {DEATHS_SECONDS:.0f} s, at last "
-                f"{self._last_end}; see {log}",
+                f"{self._last_end}; see {log}{lack_of_room(self._spec.job_dir)}",
             )
         leads = leader is not None and self._runs(leader) and leader.pid == self._newest
         comes = self._newest in self._running and not leads
