@@ -337,18 +337,19 @@ def test_the_gated_width_is_shared_too(data_files: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[" * 100_000, "recursion"),
-        ("{}", "costs are an object like"),
-        ('{"forward": [1, 1, 1], "backward": 2}', "forward has costs of 3 stages, not of 2"),
+        (b"[" * 100_000, "recursion"),
+        (b"{}", "costs are an object like"),
+        (b"\xa4", "can't decode byte 0xa4"),
+        (b'{"forward": [1, 1, 1], "backward": 2}', "forward has costs of 3 stages, not of 2"),
         (None, "No such file or directory"),
     ],
 )
 def test_bad_costs_name_their_flag_once(
-    data_files: dict[str, str], tmp_path: Path, content: str | None, message: str
+    data_files: dict[str, str], tmp_path: Path, content: bytes | None, message: str
 ) -> None:
     path = tmp_path / "costs.json"
     if content is not None:
-        path.write_text(content)
+        path.write_bytes(content)
     flags = f"--pipeline-model-parallel-size 2 --bamboo-costs {path}"
     line = refusal(data_files, flags, 2)
     assert message in line and line.count("--bamboo-costs") == 1

@@ -54,8 +54,9 @@ def read_works(options: BambooOptions, num_units: int) -> Sequence[int]:
     """
     units = None
     if options.bamboo_costs is not None:
+        text = _text(options.bamboo_costs)
         try:
-            units = _units(_text(options.bamboo_costs), num_units)
+            units = _units(text, num_units)
         except (ValueError, RecursionError) as error:
             raise UserError(f"--bamboo-costs {options.bamboo_costs}: {error}") from error
     return (0, *[1] * (num_units - 2), 0) if units is None else units.works().ticks
@@ -63,9 +64,11 @@ def read_works(options: BambooOptions, num_units: int) -> Sequence[int]:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text()
+        return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"--bamboo-costs {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--bamboo-costs {path} is no text: {error}") from error
 
 
 def _units(text: str, num_units: int) -> UnitCosts | None:
