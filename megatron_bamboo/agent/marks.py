@@ -8,7 +8,7 @@ text or another tokenizer, but not a few bytes changed in the middle.
 import hashlib
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -64,6 +64,14 @@ def difference(ours: Marks, theirs: Marks) -> str | None:
     first, *others = names
     words = f"{first}: here {ours.get(first, MISSING)}, the job's {theirs.get(first, MISSING)}"
     return f"{words} (and {len(others)} more)" if others else words
+
+
+def difference_since(
+    directory: Path, script: str, inputs: Sequence[tuple[str, str]]
+) -> Callable[[], str | None]:
+    """Gives a function that says what is another by then than now; arguments as of ``marks_of``."""
+    before = marks_of(directory, script, inputs)
+    return lambda: difference(marks_of(directory, script, inputs), before)
 
 
 def _starts(size: int) -> Sequence[int]:

@@ -61,6 +61,9 @@ class LocalNodes:
             never.
         max_failures: losses and failed starts without a step between them, before nothing is
             started again.
+        differs: says why one that is started now would run something else than the job does; None
+            if it would not.
+        say: takes a line for the job's user.
     """
 
     def __init__(
@@ -69,8 +72,12 @@ class LocalNodes:
         respawn_seconds: float | None,
         max_failures: int,
         now: Callable[[], float] = time.monotonic,
+        differs: Callable[[], str | None] = lambda: None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._start = start
+        self._differs = differs
+        self._say = say
         self._respawn_seconds = respawn_seconds
         self._max_failures = max_failures
         self._now = now
@@ -111,7 +118,10 @@ class LocalNodes:
         for node in [node for node, due in self._due.items() if due <= self._now()]:
             del self._due[node]
             self._end(node)
-            self.start(next_life(node) if node in self._joined else node)
+            if (difference := self._differs()) is None:
+                self.start(next_life(node) if node in self._joined else node)
+            else:
+                self._say(f"{node} is not started again: {difference}")
 
     def end(self) -> None:
         """End all nodes."""

@@ -29,6 +29,7 @@ from megatron_bamboo.agent.limits import (
     coordinator_descriptors,
     worker_descriptors,
 )
+from megatron_bamboo.agent.marks import difference_since
 from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.agent.preparing import (
     LONGEST_DEADLINE,
@@ -144,7 +145,8 @@ def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
                 if endpoint is not None:
                     endpoint.serve(job_dir)
                     say(f"metrics: {endpoint.url}")
-                outcome = run_job(spec, start_node, say, advance, must_end)
+                differs = difference_since(Path.cwd(), args.script, shape.inputs)
+                outcome = run_job(spec, start_node, say, advance, must_end, differs)
         except KeyboardInterrupt:
             say_line("bamboo run: interrupted; nothing is left running", sys.stderr)
             return Status.INTERRUPTED

@@ -36,6 +36,7 @@ def run_job(
     say: Callable[[str], None],
     advance: Callable[[int], None] = lambda _: None,
     must_end: Callable[[], bool] = lambda: False,
+    differs: Callable[[], str | None] = lambda: None,
 ) -> Outcome:
     """Run a prepared job to its end; call it from a thread that lives until then.
 
@@ -47,6 +48,8 @@ def run_job(
         say: takes the job's lines.
         advance: takes the number of each step that passed.
         must_end: whether the job is to save and end; asked several times a second.
+        differs: says why a node that is started again now would run something else than the job
+            does; None if it would not.
     """
     respawns = spec.respawn_seconds is not None
     check_victims(spec.injections, (*spec.nodes, *spec.standbys), respawns)
@@ -62,7 +65,7 @@ def run_job(
     secret = find_or_make_secret(spec.job_dir, spec.secret_file)
     (spec.job_dir / "logs").mkdir(exist_ok=True)
     teller = Teller(spec.job_dir, say, advance)
-    nodes = _nodes(spec, secret, start_node)
+    nodes = _nodes(spec, secret, start_node, differs, say)
     supervisor = Supervisor(spec, secret, teller, nodes, must_end)
     outcome = Outcome(Status.FAILED, "its launcher failed")
     with adopted_orphans():
@@ -90,7 +93,13 @@ def _leave(outcome: Outcome, job_dir: Path) -> None:
             outcome.write(job_dir)
 
 
-def _nodes(spec: JobSpec, secret: Secret, start_node: StartNode | None) -> Nodes:
+def _nodes(
+    spec: JobSpec,
+    secret: Secret,
+    start_node: StartNode | None,
+    differs: Callable[[], str | None],
+    say: Callable[[str], None],
+) -> Nodes:
     if start_node is None:
         return NodesElsewhere()
     starts = start_node
@@ -98,7 +107,7 @@ def _nodes(spec: JobSpec, secret: Secret, start_node: StartNode | None) -> Nodes
     def start(node: str) -> NodeHandle:
         return starts(AgentSettings.of(spec, secret.node(node, secrets.token_hex(8))))
 
-    return LocalNodes(start, spec.respawn_seconds, spec.max_failures)
+    return LocalNodes(start, spec.respawn_seconds, spec.max_failures, differs=differs, say=say)
 
 
 def _with_injections(outcome: Outcome, spec: JobSpec) -> Outcome:

@@ -194,3 +194,17 @@ def test_a_step_that_passes_ends_the_count(machine: Machine) -> None:
         machine.fail("node0")
         machine.nodes.hear(passed())
     assert machine.nodes.failure is None
+
+
+def test_what_would_run_something_else_is_not_started_again(handles: Handles) -> None:
+    clock, said, differences = Clock(), list[str](), [None, "script train.py: it is another"]
+    nodes = LocalNodes(handles.start, 1.0, 3, clock, lambda: differences[0], said.append)
+    for node in ("node0", "node1"):
+        nodes.start(node)
+        nodes.hear(lost(node))
+        clock.seconds += 1.5
+        nodes.respawn()
+        differences.reverse()
+    ended = [f"{what} node{number}" for number in (0, 1) for what in ("start", "kill", "wait")]
+    assert handles.done == [*ended[:3], "start node0.2", *ended[3:]]
+    assert said == ["node1 is not started again: script train.py: it is another"]

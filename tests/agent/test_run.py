@@ -351,6 +351,21 @@ def test_an_interrupt_leaves_no_process_behind(launch: Launch, kind: signal.Sign
     assert launch.err == "bamboo run: interrupted; nothing is left running\n"
 
 
+def test_a_node_that_would_read_another_file_is_not_started_again(
+    launch: Launch, tmp_path: Path
+) -> None:
+    data = tmp_path / "data.bin"
+    data.write_text("one")
+    script = ("--iters", "100000", "--pause", "0.01", "--data", str(data))
+    launch.start(3, *script, options=("--respawn", "0.1")).wait_for_step(1)
+    data.write_text("two")
+    os.killpg(launch.agents()["node1"], signal.SIGKILL)
+    launch.until(lambda: f"node1 is not started again: --data {data}: here 3 bytes" in launch.out)
+    launch.process.send_signal(signal.SIGINT)
+    launch.wait(130)
+    assert set(launch.agents()) == {"node0", "node1", "node2"}
+
+
 def test_an_interrupt_while_preparing_ends_the_script(launch: Launch) -> None:
     launch.start(3, "--prepare", "sleep")
     note = launch.job_dir / "preparing"
