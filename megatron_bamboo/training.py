@@ -284,6 +284,7 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
         indices=str(index_folder(options, layout)),
         restores=options.restores,
         saves=options.checkpoint.save is not None,
+        interface=options.bamboo.bamboo_interface,
     ).write(job_dir)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megatron_bamboo.agent.environment import prepare_environment
+from megatron_bamboo.agent.interfaces import check_interface
 from megatron_bamboo.agent.invitation import Invitation, difference_here
 from megatron_bamboo.agent.limits import (
     allow_descriptors,
@@ -27,12 +28,16 @@ LOOK_SECONDS = 0.1
 
 
 def admit(
-    text: bytes, check_is_needed: Callable[[], None], say: Callable[[str], None]
+    text: bytes,
+    interface: str | None,
+    check_is_needed: Callable[[], None],
+    say: Callable[[str], None],
 ) -> Invitation:
     """What a node of this machine is told, once it is fit to be one.
 
     Args:
         text: the job's invitation.
+        interface: this machine's, in place of the one that the job names.
         check_is_needed: called again and again while there is something to wait for; raises where
             it has become needless.
 
@@ -46,6 +51,8 @@ def admit(
     if (other := difference_here(text)) is not None:
         raise UserError(f"this machine's code or data are not the job's: {other}")
     invitation = Invitation.from_json(text)
+    if interface is None and invitation.shape.interface is not None:
+        check_interface("--bamboo-interface", invitation.shape.interface)
     allow_descriptors(worker_descriptors(invitation.shape), "a worker")
     if (warning := allow_locked_memory()) is not None:
         say(warning)

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
-
+from megatron_bamboo.agent.interfaces import interface_to
 from megatron_bamboo.agent.outcome import Outcome
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE, Signpost
@@ -121,21 +120,6 @@ class Door:
 
 def _values_of(*keys: str) -> Callable[[StoreClient], list[bytes | None]]:
     return lambda client: [client.get(key) for key in keys]
-
-
-def interface_to(host: str, port: int) -> str:
-    """The network interface of this machine that leads to an address; UserError without one."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        try:
-            probe.connect(address)  # nothing is sent
-        except OSError as error:
-            raise UserError(f"no way leads to the coordinator at {host} ({error})") from error
-        own = probe.getsockname()[0]
-    for name, addresses in psutil.net_if_addrs().items():
-        if own in (each.address for each in addresses):
-            return str(name)
-    raise UserError(f"no interface of this machine has its address {own}: give --interface")
 
 
 def _place_of(join: str) -> str:

@@ -52,7 +52,8 @@ def worker_environment(
         # One thread a worker is a rule of correctness: more give other bits from run to run.
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": spec.interface,
-        "NCCL_SOCKET_IFNAME": spec.interface,
+        # With this sign no other one whose name begins alike.
+        "NCCL_SOCKET_IFNAME": f"={spec.interface}",
         "BAMBOO_SPEAKER": spec.speaker,
         # What a worker prints just before it is killed is what one wants to read.
         "PYTHONUNBUFFERED": "1",

@@ -64,6 +64,8 @@ class JobShape:
     """Whether all begin again from the last checkpoint where some state has no holder."""
     saves: bool = False
     """Whether the state after the last step is saved."""
+    interface: str | None = None
+    """The network interface by which workers speak to each other; None: as the launcher says."""
 
     def costs_of(self, pipeline: int) -> Costs:
         """The costs."""

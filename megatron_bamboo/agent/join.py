@@ -16,6 +16,7 @@ import sys
 from megatron_bamboo.agent.admission import admit
 from megatron_bamboo.agent.agent import AgentSettings, run_agent, spawned_worker
 from megatron_bamboo.agent.door import DEADLINE_SECONDS, Door, NotNeeded
+from megatron_bamboo.agent.interfaces import check_interface
 from megatron_bamboo.agent.invitation import INVITATION_KEY, SPEAKER_KEY, Invitation
 from megatron_bamboo.agent.job import KEPT_NAMES
 from megatron_bamboo.agent.outcome import Outcome, Status
@@ -51,8 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interface",
         metavar="NAME",
-        help="the network interface by which workers speak to each other, like eth0 (default: the "
-        "one that leads to the coordinator)",
+        help="the network interface by which workers speak to each other, like eth0, where this "
+        "machine's has another name than the script's --bamboo-interface (default: that one, or "
+        "else the one that leads to the coordinator)",
     )
     add_secret_option(parser)
     parser.add_argument(
@@ -73,9 +75,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--node {name}: a node's name is of letters, digits, - and _ alone")
     if name in KEPT_NAMES:
         raise UserError(f"--node {name}: files of the job itself have that name: give another")
-    known = [interface for _, interface in socket.if_nameindex()]
-    if args.interface is not None and args.interface not in known:
-        raise UserError(f"--interface {args.interface}: this machine has {', '.join(known)}")
+    if args.interface is not None:
+        check_interface("--interface", args.interface)
     # By it Slurm says that time is over soon, to every process where it was told so: it is the
     # coordinator's to act, and nobody here must end of it.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -100,7 +101,6 @@ def _enter(door: Door, name: str, interface: str | None) -> int:
 def _join(door: Door, name: str, interface: str | None) -> tuple[AgentSettings, Invitation]:
     """All that a node needs to begin."""
     secret = door.find()
-    interface = interface or door.interface()
 
     def read_invitation(client: StoreClient) -> bytes:
         client.wait([INVITATION_KEY])
@@ -108,7 +108,7 @@ def _join(door: Door, name: str, interface: str | None) -> tuple[AgentSettings, 
 
     text = door.ask(secret, read_invitation)
     try:
-        invitation = admit(text, door.check_is_needed, _say)
+        invitation = admit(text, interface, door.check_is_needed, _say)
     except UserError as reason:
         word = str(reason).encode()
         door.ask(secret, lambda client: client.set(f"{REFUSED}{name}", word))
@@ -116,6 +116,7 @@ def _join(door: Door, name: str, interface: str | None) -> tuple[AgentSettings, 
     node = door.free_name(secret, name)
     speaker = door.ask(secret, lambda c: c.compare_set(SPEAKER_KEY, None, node.encode()))
     assert speaker is not None
+    interface = interface or invitation.shape.interface or door.interface()
     spec = invitation.spec(interface, speaker.decode())
     return AgentSettings.of(spec, secret.node(node, secrets.token_hex(8))), invitation
 

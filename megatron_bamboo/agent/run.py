@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_bamboo.agent.agent import forked_node, spawned_worker
+from megatron_bamboo.agent.interfaces import LOOPBACK, check_interface
 from megatron_bamboo.agent.job import (
     Injection,
     JobShape,
@@ -121,6 +122,8 @@ def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
                 return status
             shape = JobShape.read(job_dir)
             check_shape(args, shape, limits)
+            if shape.interface is not None:
+                check_interface("--bamboo-interface", shape.interface)
             allow_descriptors(coordinator_descriptors(shape), "the coordinator")
             allow_descriptors(worker_descriptors(shape), "a worker")
             spec = JobSpec(
@@ -129,6 +132,7 @@ def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
                 job_dir,
                 injections,
                 limits,
+                interface=shape.interface or LOOPBACK,
                 standbys=tuple(names[args.nodes :]),
                 write_faults=faults,
                 respawn_seconds=args.respawn,

@@ -249,6 +249,11 @@ class BambooOptions:
     bamboo_lease: float = _option(
         "seconds after which a node of which nothing was heard is lost", 5.0
     )
+    bamboo_interface: str | None = _option(
+        "network interface by which workers speak to each other, like eth0 (default: with bamboo "
+        "run lo, with bamboo agent the one that leads to the coordinator)",
+        None,
+    )
     bamboo_emulated_forward_ms: str | None = _option(
         "with emulated layers: what a layer's forward takes, or a list with one a layer: 50,60",
         None,

@@ -39,6 +39,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, metavar="FILE")
     parser.add_argument("--data", type=Path, metavar="FILE")
     parser.add_argument("--indices", type=Path, metavar="FOLDER")
+    parser.add_argument("--interface")
     parser.add_argument("--prepare", choices=["well", "refuse", "raise", "silent", "sleep"])
     parser.add_argument("--misbehave", action="append", default=[], metavar="NODE:HOW")
     return parser.parse_args(arguments)
@@ -67,6 +68,7 @@ def prepare(options: argparse.Namespace) -> int:
         group_timeout_seconds=options.group_timeout,
         inputs=(("--data", str(options.data)),) if options.data else (),
         indices=str(options.indices) if options.indices else None,
+        interface=options.interface,
     )
     make_indices(options)
     shape.write(Path(os.environ["BAMBOO_JOB_DIR"]))

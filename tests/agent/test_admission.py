@@ -66,6 +66,16 @@ def test_who_has_other_code_or_data_is_refused_and_the_job_says_so(
     assert f"begun with other code or data, and has not ended: --data {data}: here " in job.err
 
 
+def test_the_interface_that_the_script_names_must_be_there(open_job: OpenJob) -> None:
+    job = open_job.start(3, *LEASE, "--interface", "none0")
+    job.until((job.job_dir / ADDRESS_FILE).exists)
+    job.add("c", options=("--interface", "lo"))
+    assert job.add("a").end_of("a") == 2
+    line = "--bamboo-interface none0: this machine has lo"
+    assert line in job.said("a", "err")
+    job.until(lambda: f"refused a: {line}" in job.out and "c" in job.agents())
+
+
 def test_a_node_builds_the_index_caches_that_it_does_not_see_before_it_joins(
     open_job: OpenJob, tmp_path: Path
 ) -> None:

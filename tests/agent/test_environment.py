@@ -26,8 +26,9 @@ def test_a_worker_has_its_nodes_key_and_not_the_jobs_secret(
 ) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, TEXT)
     secret = Secret.of(TEXT)
-    spec = JobSpec(("node0", "node1"), SHAPE, tmp_path)
+    spec = JobSpec(("node0", "node1"), SHAPE, tmp_path, interface="ib0")
     told = worker_environment(spec, secret.node("node1", "77"), 1, "127.0.0.1:9")
+    assert (told["GLOO_SOCKET_IFNAME"], told["NCCL_SOCKET_IFNAME"]) == ("ib0", "=ib0")
     prepared = prepare_environment(tmp_path, 2, 2)
     shown = [value for env in (told, prepared) for value in env.values()]
     assert not any(TEXT in value or secret.key.hex() in value for value in shown)

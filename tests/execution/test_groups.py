@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 from local_peers import TIMEOUT, Beside, make_groups
 
+from megatron_bamboo.agent.limits import GROUP_DESCRIPTORS
 from megatron_bamboo.execution.errors import PeerLost
 from megatron_bamboo.execution.groups import GIVE_UP_SECONDS, GlooGroup
+from megatron_bamboo.observe.resources import Resources
 
 A_MOMENT = 0.1
 AT_ONCE = GIVE_UP_SECONDS + 3.0  # under load, and far below the group's own timeout
@@ -40,6 +42,28 @@ def sums(groups: dict[str, GlooGroup], values: list[float]) -> list[float]:
     for call in calls:
         call.join()
     return [tensor.item() for tensor in tensors]
+
+
+def test_all_members_listen_on_the_interface_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {
+        name: {address.address for address in addresses if address.family == socket.AF_INET}
+        for name, addresses in psutil.net_if_addrs().items()
+    }
+    for name in [name for name, addresses in known.items() if addresses]:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
+        groups = make_groups("a", "b")
+        assert {group._address[0] for group in groups.values()} <= known[name]
+        for group in groups.values():
+            group.release()
+
+
+def test_a_group_has_no_more_descriptors_than_are_counted() -> None:
+    before = Resources.now().descriptors
+    groups = make_groups("a", "b", "c")
+    after = Resources.now().descriptors
+    assert after - before <= 3 * (2 + GROUP_DESCRIPTORS)
+    for group in groups.values():
+        group.release()
 
 
 def test_all_members_have_the_sum() -> None:

@@ -25,7 +25,7 @@ from typing import NoReturn
 
 import psutil
 from job_request import JobRequest, JobResult
-from namespaces import HUB, INTERFACE, address, enter
+from namespaces import HUB, address, enter
 from tiny_gpt import prepare_text
 
 from megatron_bamboo.agent.agent import (
@@ -37,6 +37,7 @@ from megatron_bamboo.agent.agent import (
     run_agent,
 )
 from megatron_bamboo.agent.environment import WorkerEnvironment, prepare_environment
+from megatron_bamboo.agent.interfaces import LOOPBACK
 from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec, parse_injections
 from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.process import ForkedNode, adopted_orphans, fork
@@ -156,6 +157,7 @@ def _prepare_and_run(request: JobRequest, lines: list[str]) -> Outcome:
         request.job_dir,
         injections,
         replace(DEADLINES, stall_seconds=request.stall_seconds),
+        interface=shape.interface or LOOPBACK,
         standbys=standbys,
         write_faults=faults,
         respawn_seconds=request.respawn_seconds,
@@ -165,7 +167,7 @@ def _prepare_and_run(request: JobRequest, lines: list[str]) -> Outcome:
     if not request.namespaces:
         return run_job(spec, forked_node(start_worker), lines.append)
     enter(request.namespaces, HUB)
-    spec = replace(spec, host=address(HUB), interface=INTERFACE)
+    spec = replace(spec, host=address(HUB))
     return run_job(spec, _node_in_namespace(request.namespaces, start_worker), lines.append)
 
 

@@ -11,6 +11,7 @@ from forked_jobs import JOB_SECONDS, FinishedJob, ForkServer, RunningJob
 from job_request import STALL_SECONDS
 from moments import Moment
 from moving import MovingMoment
+from namespaces import INTERFACE
 from tiny_gpt import Shape, request
 
 # Far more than a step takes even on a busy machine.
@@ -47,7 +48,8 @@ class ScenarioRunner:
         """Start a job."""
         folder = self._folder / f"job{next(self._numbers)}"
         job = request(folder, self._data, shape, redundancy, injections)
-        flags = (*job.flags, *more_flags)
+        network = ("--bamboo-interface", INTERFACE) if namespaces else ()
+        flags = (*job.flags, *more_flags, *network)
         return self._server.start(
             replace(
                 job,
