@@ -20,6 +20,7 @@ from megatron_bamboo.agent.limits import (
     allow_locked_memory,
     worker_descriptors,
 )
+from megatron_bamboo.agent.marks import Marks
 from megatron_bamboo.agent.preparing import python
 from megatron_bamboo.agent.process import blocked_interrupts, spawn
 from megatron_bamboo.errors import UserError
@@ -29,6 +30,7 @@ LOOK_SECONDS = 0.1
 
 def admit(
     text: bytes,
+    code: Marks,
     interface: str | None,
     check_is_needed: Callable[[], None],
     say: Callable[[str], None],
@@ -37,6 +39,7 @@ def admit(
 
     Args:
         text: the job's invitation.
+        code: the marks of the code that this process runs.
         interface: this machine's, in place of the one that the job names.
         check_is_needed: called again and again while there is something to wait for; raises where
             it has become needless.
@@ -48,9 +51,13 @@ def admit(
     for folder in (told["job_dir"], told["directory"]):
         if not Path(folder).is_dir():
             raise UserError(f"this machine does not see {folder}, which all nodes must see")
-    if (other := difference_here(text)) is not None:
+    if (other := difference_here(text, code)) is not None:
         raise UserError(f"this machine's code or data are not the job's: {other}")
-    invitation = Invitation.from_json(text)
+    # Of other code there is no other word: it was changed while the coordinator or this one began.
+    try:
+        invitation = Invitation.from_json(text)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError("the job's coordinator runs another version of this package") from error
     if interface is None and invitation.shape.interface is not None:
         check_interface("--bamboo-interface", invitation.shape.interface)
     allow_descriptors(worker_descriptors(invitation.shape), "a worker")

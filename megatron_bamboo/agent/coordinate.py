@@ -11,14 +11,16 @@ import errno
 import ipaddress
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from megatron_bamboo.agent.invitation import Invitation, difference_here
 from megatron_bamboo.agent.job import JobShape, JobSpec
-from megatron_bamboo.agent.job_folder import check_is_new, goes_on, held
+from megatron_bamboo.agent.job_folder import FolderHeld, check_is_new, goes_on, held
 from megatron_bamboo.agent.limits import allow_descriptors, coordinator_descriptors
+from megatron_bamboo.agent.marks import Marks, code_marks
 from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.agent.preparing import (
     add_job_options,
@@ -32,6 +34,11 @@ from megatron_bamboo.agent.preparing import (
 )
 from megatron_bamboo.agent.run_job import run_job
 from megatron_bamboo.agent.screen import interruptible, say_end, say_line, screen, told_to_end
+from megatron_bamboo.agent.standing_by import (
+    LOOK_SECONDS,
+    await_turn,
+    check_nobody_leads_elsewhere,
+)
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.secret_file import check_secret
@@ -40,6 +47,8 @@ from megatron_bamboo.watching.endpoint import Endpoint
 
 INVITATION_FILE = "invitation.json"
 JOIN_SECONDS = 3600.0
+# The port of a coordinator that has died just now is free soon.
+PORT_SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", type=int, default=0, metavar="PORT", help="where it listens (any free one)"
     )
     parser.add_argument(
+        "--standby",
+        action="store_true",
+        help="where another coordinator leads this job, wait, and go on in its place when it is "
+        "gone; where none does, lead",
+    )
+    parser.add_argument(
         "--join-deadline",
         type=float,
         default=JOIN_SECONDS,
@@ -75,26 +90,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prepare and lead the job, or go on leading it; the job's outcome as exit status."""
+    code = code_marks()
     check_job_options(args)
     check_seconds("--join-deadline", args.join_deadline)
-    host = checked_address(args.host, args.port)
+    job_dir = args.job_dir.absolute()
     with contextlib.ExitStack() as stack:
+        must_end = stack.enter_context(told_to_end())
+        if args.standby and (status := _stand_by(args, job_dir, stack, must_end)) is not None:
+            return status
+        host = checked_address(args.host, args.port, PORT_SECONDS if args.standby else 0.0)
         endpoint = None
         if args.metrics_port is not None:
             endpoint = stack.enter_context(contextlib.closing(Endpoint(args.metrics_port)))
-        job_dir = args.job_dir.absolute()
-        stack.enter_context(held(job_dir))
+        if not args.standby:
+            _hold(job_dir, stack)
         stack.enter_context(interruptible())
-        must_end = stack.enter_context(told_to_end())
         try:
-            return _lead(args, job_dir, host, endpoint, must_end)
+            return _lead(args, code, job_dir, host, endpoint, must_end)
         except KeyboardInterrupt:
             say_line("bamboo coordinator: interrupted; the nodes end by themselves", sys.stderr)
             return Status.INTERRUPTED
 
 
-def checked_address(host: str, port: int) -> str:
-    """The address of a name, on which this machine can listen; UserError if it cannot."""
+def _hold(job_dir: Path, stack: contextlib.ExitStack) -> None:
+    try:
+        stack.enter_context(held(job_dir))
+    except FolderHeld as error:
+        raise UserError(f"{error}, or --standby to go on with this one when that is gone") from None
+
+
+def _stand_by(
+    args: argparse.Namespace,
+    job_dir: Path,
+    stack: contextlib.ExitStack,
+    must_end: Callable[[], bool],
+) -> Status | None:
+    """Wait for this coordinator's turn; what to end with if it does not come."""
+    with interruptible():
+        try:
+            return await_turn(job_dir, args.store is not None, stack, must_end, _say)
+        except KeyboardInterrupt:
+            say_line("bamboo coordinator: interrupted; it has not led", sys.stderr)
+            return Status.INTERRUPTED
+
+
+def _say(text: str) -> None:
+    say_line(f"bamboo coordinator: {text}")
+
+
+def checked_address(host: str, port: int, patience_seconds: float = 0.0) -> str:
+    """The address of a name, on which this machine can listen; UserError if it cannot.
+
+    Args:
+        patience_seconds: how long a busy port is waited for; then any other one does.
+    """
     what = f"--host {host}"
     try:
         address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
@@ -104,18 +153,31 @@ def checked_address(host: str, port: int) -> str:
         raise UserError(f"--port {port}: give one from 1 to 65535, or 0 for any") from error
     if ipaddress.ip_address(address).is_unspecified:
         raise UserError(f"{what}: nobody can reach that; give an address of this machine")
+    until = time.monotonic() + patience_seconds
+    while not _is_free(address, port, f"{what} --port {port}"):
+        if not patience_seconds:
+            raise UserError(f"--port {port} on {host} is busy: give another, or none")
+        if time.monotonic() > until:
+            break
+        time.sleep(LOOK_SECONDS)
+    return address
+
+
+def _is_free(address: str, port: int, what: str) -> bool:
+    """Whether a port is free; UserError where this machine cannot listen there at all."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         socket.create_server((address, port), family=family).close()
     except (OSError, OverflowError) as error:
         if getattr(error, "errno", None) == errno.EADDRINUSE:
-            raise UserError(f"--port {port} on {host} is busy: give another, or none") from error
-        raise UserError(f"{what} --port {port}: cannot listen there ({error})") from error
-    return address
+            return False
+        raise UserError(f"{what}: cannot listen there ({error})") from error
+    return True
 
 
 def _lead(
     args: argparse.Namespace,
+    code: Marks,
     job_dir: Path,
     host: str,
     endpoint: Endpoint | None,
@@ -126,8 +188,9 @@ def _lead(
         check_is_new(job_dir)
     check_secret(job_dir, args.secret_file)
     if is_begun:
-        _check_is_alike(job_dir)
+        _check_is_alike(job_dir, code)
         check_store(job_dir, args.store)
+        check_nobody_leads_elsewhere(job_dir)
     else:
         begin_store(job_dir, args.store)
         status = prepare(command_of(args), args.nodes, args.workers_per_node, job_dir)
@@ -135,7 +198,7 @@ def _lead(
             return status
     spec = _spec(args, job_dir, host)
     allow_descriptors(coordinator_descriptors(spec.shape), "the coordinator")
-    spec = replace(spec, invitation=_invite(spec, command_of(args), is_begun))
+    spec = replace(spec, invitation=_invite(spec, command_of(args), code, is_begun))
     shape = spec.shape
     with screen(shape.start_step, shape.train_iters) as (say, advance):
         say(f"job folder: {job_dir}")
@@ -149,10 +212,10 @@ def _lead(
     return outcome.status
 
 
-def _check_is_alike(job_dir: Path) -> None:
+def _check_is_alike(job_dir: Path, code: Marks) -> None:
     """UserError where this coordinator's code or data are not those that a job was begun with."""
     path = job_dir / INVITATION_FILE
-    if path.exists() and (other := difference_here(path.read_text())) is not None:
+    if path.exists() and (other := difference_here(path.read_text(), code)) is not None:
         raise UserError(
             f"--job-dir {job_dir} holds a job that was begun with other code or data, and has not "
             f"ended: {other}; go on with those, or give another folder"
@@ -176,9 +239,9 @@ def _spec(args: argparse.Namespace, job_dir: Path, host: str) -> JobSpec:
     )
 
 
-def _invite(spec: JobSpec, command: Sequence[str], is_begun: bool) -> str:
+def _invite(spec: JobSpec, command: Sequence[str], code: Marks, is_begun: bool) -> str:
     """What the nodes are told; UserError where those of this job were told something else."""
-    invitation = Invitation.of(spec, command).to_json()
+    invitation = Invitation.of(spec, command, code).to_json()
     path = spec.job_dir / INVITATION_FILE
     if not is_begun:
         path.write_text(invitation)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec
-from megatron_bamboo.agent.marks import Marks, difference, marks_of
+from megatron_bamboo.agent.marks import Marks, difference, file_marks
 
 INVITATION_KEY = "invitation"
 SPEAKER_KEY = "speaker"
@@ -38,10 +38,14 @@ class Invitation:
     """What its code and its data must be alike."""
 
     @classmethod
-    def of(cls, spec: JobSpec, command: Sequence[str]) -> Self:
-        """To a job that was prepared in this process's working directory."""
+    def of(cls, spec: JobSpec, command: Sequence[str], code: Marks) -> Self:
+        """To a job that was prepared in this process's working directory.
+
+        Args:
+            code: the marks of the code that this process runs.
+        """
         store_seconds = spec.deadlines.store_seconds
-        marks = marks_of(Path.cwd(), command[0], spec.shape.inputs)
+        marks = {**code, **file_marks(Path.cwd(), command[0], spec.shape.inputs)}
         return cls(
             str(spec.job_dir),
             str(Path.cwd()),
@@ -76,13 +80,15 @@ class Invitation:
         return cls(command=tuple(values.pop("command")), shape=shape, **values)
 
 
-def difference_here(invitation: str | bytes) -> str | None:
+def difference_here(invitation: str | bytes, code: Marks) -> str | None:
     """What differs on this machine from a job's code and data, in words; None if nothing does.
 
     Args:
         invitation: as ``to_json`` wrote it, perhaps that of another version of this package.
+        code: the marks of the code that this process runs.
     """
     values = json.loads(invitation)
     directory, script = Path(values["directory"]), values["command"][0]
     inputs = [(name, path) for name, path in values["shape"].get("inputs", ())]
-    return difference(marks_of(directory, script, inputs), values.get("marks", {}))
+    ours = {**code, **file_marks(directory, script, inputs)}
+    return difference(ours, values.get("marks", {}))

@@ -19,6 +19,19 @@ LEAST_ROOM_BYTES = 1 << 16
 """Less is less than the job's store may need for a write."""
 
 
+class FolderHeld(UserError):
+    """Another launcher has the folder."""
+
+    def __init__(self, job_dir: Path, holder: str) -> None:
+        super().__init__(
+            f"the job in {job_dir} has a coordinator already ({holder}): give another --job-dir "
+            "for another job"
+        )
+        self.who = holder
+        self.host = holder.rpartition(" on ")[2]
+        """Its machine's name."""
+
+
 @contextlib.contextmanager
 def held(job_dir: Path) -> Iterator[None]:
     """Make the folder if need be; within it this launcher alone has it.
@@ -26,7 +39,8 @@ def held(job_dir: Path) -> Iterator[None]:
     The lock is the kernel's: it ends with this process, however that ends.
 
     Raises:
-        UserError: it cannot be made or written to, or another one has it.
+        FolderHeld: another one has it.
+        UserError: it cannot be made or written to.
     """
     try:
         lock = _open_lock(job_dir)
@@ -39,11 +53,7 @@ def held(job_dir: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(lock, 200, 0).decode().strip()
-            raise UserError(
-                f"the job in {job_dir} has a coordinator already ({holder}): give another "
-                "--job-dir for another job"
-            ) from None
+            raise FolderHeld(job_dir, os.pread(lock, 200, 0).decode().strip()) from None
         except OSError as error:
             raise UserError(
                 f"--job-dir {job_dir} cannot be locked ({error.strerror}): give a folder on a file "

@@ -19,6 +19,7 @@ from megatron_bamboo.agent.door import DEADLINE_SECONDS, Door, NotNeeded
 from megatron_bamboo.agent.interfaces import check_interface
 from megatron_bamboo.agent.invitation import INVITATION_KEY, SPEAKER_KEY, Invitation
 from megatron_bamboo.agent.job import KEPT_NAMES
+from megatron_bamboo.agent.marks import Marks, code_marks
 from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.preparing import check_seconds, python
 from megatron_bamboo.agent.process import (
@@ -69,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Be a node until its part in the job ends: 0 where it left in good order or the job is over,
     1 where it was lost, 2 for bad input, also of code or data that are not the job's."""
+    code = code_marks()
     check_seconds("--deadline", args.deadline)
     name = args.node or socket.gethostname().partition(".")[0]
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name):
@@ -82,13 +84,13 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     door = Door(args.join, args.secret_file, args.deadline)
     with handling(signal.SIGINT, signal.default_int_handler):
-        return _enter(door, name, args.interface)
+        return _enter(door, name, args.interface, code)
 
 
-def _enter(door: Door, name: str, interface: str | None) -> int:
+def _enter(door: Door, name: str, interface: str | None, code: Marks) -> int:
     with handling(signal.SIGTERM, lambda *_: door.leave()):
         try:
-            settings, invitation = _join(door, name, interface)
+            settings, invitation = _join(door, name, interface, code)
             door.check_is_needed()
         except NotNeeded as reason:
             print(f"bamboo agent: {reason}")
@@ -98,7 +100,9 @@ def _enter(door: Door, name: str, interface: str | None) -> int:
         return _be(settings, invitation)
 
 
-def _join(door: Door, name: str, interface: str | None) -> tuple[AgentSettings, Invitation]:
+def _join(
+    door: Door, name: str, interface: str | None, code: Marks
+) -> tuple[AgentSettings, Invitation]:
     """All that a node needs to begin."""
     secret = door.find()
 
@@ -108,7 +112,7 @@ def _join(door: Door, name: str, interface: str | None) -> tuple[AgentSettings, 
 
     text = door.ask(secret, read_invitation)
     try:
-        invitation = admit(text, interface, door.check_is_needed, _say)
+        invitation = admit(text, code, interface, door.check_is_needed, _say)
     except UserError as reason:
         word = str(reason).encode()
         door.ask(secret, lambda client: client.set(f"{REFUSED}{name}", word))

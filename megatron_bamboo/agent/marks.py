@@ -25,20 +25,25 @@ Marks = Mapping[str, str]
 """By name of what is to be alike its mark."""
 
 
-def marks_of(directory: Path, script: str, inputs: Sequence[tuple[str, str]]) -> Marks:
-    """The marks of what a node would run here.
+def code_marks() -> Marks:
+    """The marks of this package and of what it stands on: to be taken when a process begins, for
+    what it runs stays the same when files are changed later."""
+    marks = {"Python": ".".join(platform.python_version_tuple()[:2])}
+    marks |= {library: _version_of(library) for library in LIBRARIES}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        marks[str(file.relative_to(PACKAGE.parent))] = mark_of(file)
+    return marks
+
+
+def file_marks(directory: Path, script: str, inputs: Sequence[tuple[str, str]]) -> Marks:
+    """The marks of the other files that a node would need here.
 
     Args:
         directory: where the script runs: what is named may be relative to it.
         inputs: files that must be alike, each with what names it, like a flag.
     """
-    marks = {"Python": ".".join(platform.python_version_tuple()[:2])}
-    marks |= {library: _version_of(library) for library in LIBRARIES}
-    for file in sorted(PACKAGE.rglob("*.py")):
-        marks[str(file.relative_to(PACKAGE.parent))] = mark_of(file)
-    for name, path in (("script", script), *inputs):
-        marks[f"{name} {path}"] = mark_of(directory / path)
-    return marks
+    named = (("script", script), *inputs)
+    return {f"{name} {path}": mark_of(directory / path) for name, path in named}
 
 
 def mark_of(path: Path) -> str:
@@ -67,11 +72,19 @@ def difference(ours: Marks, theirs: Marks) -> str | None:
 
 
 def difference_since(
-    directory: Path, script: str, inputs: Sequence[tuple[str, str]]
+    code: Marks, directory: Path, script: str, inputs: Sequence[tuple[str, str]]
 ) -> Callable[[], str | None]:
-    """Gives a function that says what is another by then than now; arguments as of ``marks_of``."""
-    before = marks_of(directory, script, inputs)
-    return lambda: difference(marks_of(directory, script, inputs), before)
+    """Gives a function that says what is another by then than now.
+
+    Args:
+        code: the marks of the code that this process runs; the others as of ``file_marks``.
+    """
+
+    def now() -> Marks:
+        return file_marks(directory, script, inputs)
+
+    before = {**code, **now()}
+    return lambda: difference({**code_marks(), **now()}, before)
 
 
 def _starts(size: int) -> Sequence[int]:

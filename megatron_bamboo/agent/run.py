@@ -30,7 +30,7 @@ from megatron_bamboo.agent.limits import (
     coordinator_descriptors,
     worker_descriptors,
 )
-from megatron_bamboo.agent.marks import difference_since
+from megatron_bamboo.agent.marks import code_marks, difference_since
 from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.agent.preparing import (
     LONGEST_DEADLINE,
@@ -107,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
+    code = code_marks()
     check_job_options(args)
     names = [f"node{number}" for number in range(args.nodes + max(0, args.standbys))]
     injections, faults = _checked_injections(args, names)
@@ -149,7 +150,7 @@ def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
                 if endpoint is not None:
                     endpoint.serve(job_dir)
                     say(f"metrics: {endpoint.url}")
-                differs = difference_since(Path.cwd(), args.script, shape.inputs)
+                differs = difference_since(code, Path.cwd(), args.script, shape.inputs)
                 outcome = run_job(spec, start_node, say, advance, must_end, differs)
         except KeyboardInterrupt:
             say_line("bamboo run: interrupted; nothing is left running", sys.stderr)

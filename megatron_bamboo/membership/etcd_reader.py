@@ -79,6 +79,11 @@ class EtcdSnapshot:
         """Whether anyone has led the job."""
         return bool(self._led)
 
+    @property
+    def is_led(self) -> bool:
+        """Whether somebody holds the office, dead or alive."""
+        return bool(self._leaders)
+
     def leader(self) -> Leader | None:
         """Who leads, or led last; None before anyone has."""
         if not self._led:

@@ -130,6 +130,20 @@ def has_begun(job_dir: Path) -> bool:
         raise UserError(f"the store of {job_dir} cannot be read: {error}") from error
 
 
+def led_elsewhere(job_dir: Path) -> Leader | None:
+    """Who leads the job in a folder from another machine, as far as its store knows of any.
+
+    Raises:
+        OSError: etcd does not answer.
+    """
+    place = place_of(job_dir)
+    if place is None:
+        return None
+    with etcd_snapshot(place) as known:
+        leader = known.leader() if known is not None and known.is_led else None
+    return None if leader is None or leader.is_here else leader
+
+
 def open_journal(job_dir: Path, hooks: Hooks | None = None) -> JobJournal:
     """The journal of the job in a folder."""
     place = place_of(job_dir)

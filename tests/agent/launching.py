@@ -123,14 +123,34 @@ class OpenJob(Launch):
 
     def __init__(self, tmp_path: Path) -> None:
         super().__init__(tmp_path)
-        self._folder = tmp_path
+        self.folder = tmp_path
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self.standbys: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, nodes: int, *script_args: str, options: tuple[str, ...] = ()) -> "OpenJob":
-        """Start the coordinator, or another one after its end."""
+    def start(
+        self,
+        nodes: int,
+        *script_args: str,
+        options: tuple[str, ...] = (),
+        before: tuple[str, ...] = (),
+    ) -> "OpenJob":
+        """Start the coordinator, or another one after its end.
+
+        Args:
+            before: a program that runs it.
+        """
         command = ["coordinator", "--job-dir", str(self.job_dir), "--nodes", str(nodes)]
-        self._process = self._spawn("coordinator", [*command, *options, str(SCRIPT), *script_args])
+        command += [*options, str(SCRIPT), *script_args]
+        self._process = self._spawn("coordinator", command, before)
         return self
+
+    def stand_by(self, nodes: int, *script_args: str, options: tuple[str, ...] = ()) -> str:
+        """Start another coordinator, which waits; what it is called here."""
+        name = f"standby{len(self.standbys)}"
+        command = ["coordinator", "--job-dir", str(self.job_dir), "--nodes", str(nodes)]
+        command += ["--standby", *options, str(SCRIPT), *script_args]
+        self.standbys[name] = self._spawn(name, command)
+        return name
 
     def add(self, *nodes: str, options: tuple[str, ...] = (), join: str = "") -> "OpenJob":
         """Start some nodes, which join by the job folder's file or whatever is said."""
@@ -154,16 +174,18 @@ class OpenJob(Launch):
 
     def said(self, who: str, stream: str = "out") -> str:
         """What the coordinator or a node's starting process has printed."""
-        return (self._folder / f"{who}.{stream}").read_text()
+        return (self.folder / f"{who}.{stream}").read_text()
 
     def clean(self) -> None:
-        for process in self.nodes.values():
+        for process in (*self.nodes.values(), *self.standbys.values()):
             process.kill()
             process.wait()
         super().clean()
 
-    def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
-        whole = [sys.executable, "-m", "megatron_bamboo", *command]
-        streams = [(self._folder / f"{name}.{stream}").open("ab") for stream in ("out", "err")]
+    def _spawn(
+        self, name: str, command: list[str], before: tuple[str, ...] = ()
+    ) -> subprocess.Popen[bytes]:
+        whole = [*before, sys.executable, "-m", "megatron_bamboo", *command]
+        streams = [(self.folder / f"{name}.{stream}").open("ab") for stream in ("out", "err")]
         with streams[0] as out, streams[1] as err:
             return subprocess.Popen(whole, stdout=out, stderr=err, start_new_session=True)

@@ -7,9 +7,10 @@ from megatron_bamboo.agent.marks import (
     BLOCK_BYTES,
     MISSING,
     NUM_BLOCKS,
+    code_marks,
     difference,
+    file_marks,
     mark_of,
-    marks_of,
 )
 
 WHOLE_BYTES = NUM_BLOCKS * BLOCK_BYTES
@@ -45,17 +46,17 @@ def test_of_a_large_file_size_ends_and_blocks_between_count(tmp_path: Path) -> N
 def test_what_differs_is_named_with_both_marks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("pass")
     inputs = (("--vocab-file", "vocab.json"), ("--merge-file", "merges.txt"))
-    here = marks_of(tmp_path, "train.py", inputs)
+    here = {**code_marks(), **file_marks(tmp_path, "train.py", inputs)}
     assert here["script train.py"] == mark_of(tmp_path / "train.py")
     assert here["--vocab-file vocab.json"] == MISSING
     assert "megatron_bamboo/agent/marks.py" in here and "torch" in here
     assert difference(here, here) is None
     (tmp_path / "vocab.json").write_text("{}")
-    other = marks_of(tmp_path, "train.py", inputs)
+    other = {**code_marks(), **file_marks(tmp_path, "train.py", inputs)}
     found = mark_of(tmp_path / "vocab.json")
     assert difference(here, other) == f"--vocab-file vocab.json: here missing, the job's {found}"
     (tmp_path / "merges.txt").write_text("a b")
-    other = marks_of(tmp_path, "train.py", inputs)
+    other = {**code_marks(), **file_marks(tmp_path, "train.py", inputs)}
     assert (difference(other, here) or "").endswith("the job's missing (and 1 more)")
     assert "megatron_bamboo/new.py: here 1 bytes" in (
         difference({**here, "megatron_bamboo/new.py": "1 bytes, 00"}, here) or ""
