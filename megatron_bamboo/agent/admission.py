@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatron_bamboo.agent.environment import prepare_environment
@@ -28,10 +29,22 @@ from megatron_bamboo.errors import UserError
 LOOK_SECONDS = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a machine brings along that wants to be a node."""
+
+    name: str
+    code: Marks
+    """Of the code that this process runs."""
+    interface: str | None = None
+    """In place of the one that the job names."""
+    job_dir: Path | None = None
+    """In place of the job's folder, which it does not see."""
+
+
 def admit(
     text: bytes,
-    code: Marks,
-    interface: str | None,
+    machine: Machine,
     check_is_needed: Callable[[], None],
     say: Callable[[str], None],
 ) -> Invitation:
@@ -39,8 +52,6 @@ def admit(
 
     Args:
         text: the job's invitation.
-        code: the marks of the code that this process runs.
-        interface: this machine's, in place of the one that the job names.
         check_is_needed: called again and again while there is something to wait for; raises where
             it has become needless.
 
@@ -48,17 +59,19 @@ def admit(
         UserError: it does not see what all nodes must see, or differs from them.
     """
     told = json.loads(text)
-    for folder in (told["job_dir"], told["directory"]):
+    for folder in (machine.job_dir or told["job_dir"], told["directory"]):
         if not Path(folder).is_dir():
             raise UserError(f"this machine does not see {folder}, which all nodes must see")
-    if (other := difference_here(text, code)) is not None:
+    if (other := difference_here(text, machine.code)) is not None:
         raise UserError(f"this machine's code or data are not the job's: {other}")
     # Of other code there is no other word: it was changed while the coordinator or this one began.
     try:
         invitation = Invitation.from_json(text)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError("the job's coordinator runs another version of this package") from error
-    if interface is None and invitation.shape.interface is not None:
+    if machine.job_dir is not None:
+        invitation = replace(invitation, job_dir=str(machine.job_dir))
+    if machine.interface is None and invitation.shape.interface is not None:
         check_interface("--bamboo-interface", invitation.shape.interface)
     allow_descriptors(worker_descriptors(invitation.shape), "a worker")
     if (warning := allow_locked_memory()) is not None:

@@ -40,11 +40,15 @@ class Door:
     Args:
         join: the path of the file that says where the coordinator is, or ``host:port``.
         secret_file: holds the job's secret; None for the environment, or the job folder.
+        missed: what is said not to be there while nobody knows of a coordinator.
     """
 
-    def __init__(self, join: str, secret_file: Path | None, deadline_seconds: float) -> None:
+    def __init__(
+        self, join: str, secret_file: Path | None, deadline_seconds: float, missed: str = ""
+    ) -> None:
         text = _place_of(join)
         self._text = text
+        self._missed = missed or text
         self._signpost = Signpost(text)
         self._folder = Path(text).parent if os.path.isabs(text) else None
         self._secret_file = secret_file
@@ -70,7 +74,7 @@ class Door:
                 f"{SECRET_VARIABLE}"
             )
         while self._signpost.find() is None:
-            self.wait(f"there is no {self._text}: was its bamboo coordinator started?")
+            self.wait(f"there is no {self._missed}: was its bamboo coordinator started?")
         return find_secret(self._folder or Path.cwd(), self._secret_file)
 
     def ask(self, secret: Secret, question: Callable[[StoreClient], Answer]) -> Answer:

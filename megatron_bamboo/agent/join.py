@@ -12,14 +12,18 @@ import secrets
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
-from megatron_bamboo.agent.admission import admit
+from megatron_bamboo.agent.admission import Machine, admit
 from megatron_bamboo.agent.agent import AgentSettings, run_agent, spawned_worker
 from megatron_bamboo.agent.door import DEADLINE_SECONDS, Door, NotNeeded
+from megatron_bamboo.agent.far_folder import FarFolder
 from megatron_bamboo.agent.interfaces import check_interface
 from megatron_bamboo.agent.invitation import INVITATION_KEY, SPEAKER_KEY, Invitation
 from megatron_bamboo.agent.job import KEPT_NAMES
-from megatron_bamboo.agent.marks import Marks, code_marks
+from megatron_bamboo.agent.marks import code_marks
 from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.preparing import check_seconds, python
 from megatron_bamboo.agent.process import (
@@ -34,6 +38,7 @@ from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.secret_file import add_secret_option
 from megatron_bamboo.membership.store_client import StoreClient
+from megatron_bamboo.membership.store_place import SCHEME, EtcdPlace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,9 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--join",
         required=True,
-        metavar="FILE|HOST:PORT",
+        metavar="FILE|HOST:PORT|URL",
         help=f"{ADDRESS_FILE} in the job's folder, which need not be there yet, or where the "
-        "coordinator listens",
+        "coordinator listens, or, for a machine that does not see that folder, the job's place in "
+        "etcd (store.url there)",
+    )
+    parser.add_argument(
+        "--job-dir",
+        type=Path,
+        metavar="DIR",
+        help="with a place in etcd: a folder of this node's own for its log and events (default: "
+        "runs/<job>-<node>)",
     )
     parser.add_argument(
         "--node",
@@ -82,27 +95,49 @@ def run(args: argparse.Namespace) -> int:
     # By it Slurm says that time is over soon, to every process where it was told so: it is the
     # coordinator's to act, and nobody here must end of it.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    door = Door(args.join, args.secret_file, args.deadline)
+    machine = Machine(name, code, args.interface)
     with handling(signal.SIGINT, signal.default_int_handler):
-        return _enter(door, name, args.interface, code)
+        if args.join.startswith(SCHEME):
+            return _join_from_afar(args, machine)
+        if args.job_dir is not None:
+            raise UserError(f"--job-dir {args.job_dir}: only with --join {SCHEME}..; leave it out")
+        return _enter(Door(args.join, args.secret_file, args.deadline), machine)
 
 
-def _enter(door: Door, name: str, interface: str | None, code: Marks) -> int:
+def _join_from_afar(args: argparse.Namespace, machine: Machine) -> int:
+    """Be a node that does not see the job's folder."""
+    place = EtcdPlace.parse(args.join, flag="--join")
+    if not place.name:
+        raise UserError(f"--join {args.join}: give the job's name too, as in its store.url")
+    own = args.job_dir or Path("runs") / f"{place.name.rpartition('/')[2]}-{machine.name}"
+    folder = FarFolder(place, own.absolute())
+    address = str(folder.path / ADDRESS_FILE)
+    with folder.kept():
+        door = Door(address, args.secret_file, args.deadline, f"coordinator in {place}")
+        return _enter(door, replace(machine, job_dir=folder.path), folder.look)
+
+
+def _enter(door: Door, machine: Machine, look: Callable[[], None] = lambda: None) -> int:
+    """Be a node.
+
+    Args:
+        look: called once its part in the job has ended, before it is said how.
+    """
     with handling(signal.SIGTERM, lambda *_: door.leave()):
         try:
-            settings, invitation = _join(door, name, interface, code)
+            settings, invitation = _join(door, machine)
             door.check_is_needed()
         except NotNeeded as reason:
             print(f"bamboo agent: {reason}")
             return Status.FINISHED
         except KeyboardInterrupt:
             return Status.INTERRUPTED
-        return _be(settings, invitation)
+        status = _be(settings, invitation)
+    look()
+    return _say_end(settings, status)
 
 
-def _join(
-    door: Door, name: str, interface: str | None, code: Marks
-) -> tuple[AgentSettings, Invitation]:
+def _join(door: Door, machine: Machine) -> tuple[AgentSettings, Invitation]:
     """All that a node needs to begin."""
     secret = door.find()
 
@@ -112,15 +147,15 @@ def _join(
 
     text = door.ask(secret, read_invitation)
     try:
-        invitation = admit(text, code, interface, door.check_is_needed, _say)
+        invitation = admit(text, machine, door.check_is_needed, _say)
     except UserError as reason:
         word = str(reason).encode()
-        door.ask(secret, lambda client: client.set(f"{REFUSED}{name}", word))
+        door.ask(secret, lambda client: client.set(f"{REFUSED}{machine.name}", word))
         raise
-    node = door.free_name(secret, name)
+    node = door.free_name(secret, machine.name)
     speaker = door.ask(secret, lambda c: c.compare_set(SPEAKER_KEY, None, node.encode()))
     assert speaker is not None
-    interface = interface or invitation.shape.interface or door.interface()
+    interface = machine.interface or invitation.shape.interface or door.interface()
     spec = invitation.spec(interface, speaker.decode())
     return AgentSettings.of(spec, secret.node(node, secrets.token_hex(8))), invitation
 
@@ -130,7 +165,7 @@ def _say(text: str) -> None:
 
 
 def _be(settings: AgentSettings, invitation: Invitation) -> int:
-    """Run the node, and wait for its end."""
+    """Run the node, and wait for its end; its status."""
     os.chdir(invitation.directory)
     _say(f"joins as {settings.node}; its log is {settings.log}")
     start_worker = spawned_worker(python(invitation.command))
@@ -146,7 +181,7 @@ def _be(settings: AgentSettings, invitation: Invitation) -> int:
             with blocked_interrupts():
                 node.kill()
                 node.wait()
-    return _say_end(settings, status)
+    return status
 
 
 def _say_end(settings: AgentSettings, status: int) -> int:

@@ -23,7 +23,7 @@ from megatron_bamboo.agent.refusals import Refusals
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.agent.telling import Announcer
 from megatron_bamboo.agent.write_faults import remaining_write_faults
-from megatron_bamboo.membership.address import ADDRESS_FILE, Address, Signpost
+from megatron_bamboo.membership.address import ADDRESS_FILE, ADDRESS_KEY, Address, Signpost
 from megatron_bamboo.membership.keys import Secret
 from megatron_bamboo.membership.leadership import Deposed, Hooks, LeaderLives
 from megatron_bamboo.membership.stopping import STOP_KEY, StopWish
@@ -136,6 +136,7 @@ class _Lead:
         return Address(host, int(port), self._journal.generation, os.getpid())
 
     async def _say_where(self, address: Address) -> None:
+        self._table.set(ADDRESS_KEY, address.to_json().encode())
         await self._table.kept()
         with self._journal.leading():
             address.write(self._spec.job_dir / ADDRESS_FILE)

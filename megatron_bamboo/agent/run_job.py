@@ -26,6 +26,7 @@ from megatron_bamboo.agent.telling import Teller
 from megatron_bamboo.agent.write_faults import remaining_write_faults
 from megatron_bamboo.membership.keys import Secret
 from megatron_bamboo.membership.secret_file import find_or_make_secret
+from megatron_bamboo.membership.stores import post_end
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.events import read_events
 
@@ -91,6 +92,7 @@ def _leave(outcome: Outcome, job_dir: Path) -> None:
     with contextlib.suppress(OSError):
         if Outcome.read(job_dir) is None:
             outcome.write(job_dir)
+            post_end(job_dir, outcome.to_json())
 
 
 def _nodes(

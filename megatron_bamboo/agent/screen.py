@@ -107,6 +107,8 @@ def say_end(command: str, shape: JobShape, outcome: Outcome, job_dir: Path) -> N
     suspects = [node for node, cause in outcome.lost if "its worker ended" in cause]
     for node in suspects[:SHOWN_LOGS]:
         log = job_dir / "logs" / f"{node}.log"
+        if not log.is_file():  # it is where the node was
+            continue
         lines = log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
         say_line("\n".join([f"--- {log}", *lines]), sys.stderr)
     say_line(f"{command}: {outcome.message}", sys.stderr)

@@ -13,6 +13,8 @@ from pathlib import Path
 from megatron_bamboo.errors import UserError
 
 ADDRESS_FILE = "coordinator.json"
+ADDRESS_KEY = "address"
+"""Holds the same in the store, for those who see that and not the folder."""
 # What a network's file system answers in the moment in which a file is replaced, or while it is
 # away, and what this process gets while it has no descriptor left.
 _PASSING = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -27,10 +29,14 @@ class Address:
     generation: int = 0
     pid: int = 0
 
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
     def write(self, path: Path) -> None:
         """Let everyone who looks find it."""
         beside = path.with_name(f"{path.name}.{os.getpid()}")
-        beside.write_text(json.dumps(asdict(self)) + "\n")
+        beside.write_text(self.to_json() + "\n")
         beside.rename(path)
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from megatron_bamboo.membership import etcd_client as etcd
+from megatron_bamboo.membership.address import ADDRESS_KEY
 from megatron_bamboo.membership.clock import boot_time
 from megatron_bamboo.membership.etcd_client import EtcdAway, EtcdClient, Item
 from megatron_bamboo.membership.etcd_journal import fact_key, in_order
@@ -18,6 +19,9 @@ from megatron_bamboo.membership.leadership import Leader, News
 from megatron_bamboo.membership.store_place import EtcdPlace
 
 SNAPSHOT_SECONDS = 5.0
+OUTCOME = "keys/outcome"
+ENDED = "ended"
+"""Below a job's name: what its coordinator says of its end, and its launcher where none could."""
 
 
 class EtcdReader:
@@ -128,6 +132,37 @@ def etcd_snapshot(place: EtcdPlace) -> Iterator[EtcdSnapshot | None]:
     with contextlib.closing(EtcdClient(place)) as client:
         store = EtcdSnapshot(client, f"{place.name}/")
         yield store if store.is_there else None
+
+
+class Bulletin:
+    """What whoever has no other way to a job must know: where it is led, and how it has ended."""
+
+    def __init__(self, place: EtcdPlace) -> None:
+        self._client = EtcdClient(place)
+        self._keys = [f"{place.name}/{key}" for key in (f"keys/{ADDRESS_KEY}", OUTCOME, ENDED)]
+
+    def look(self) -> tuple[bytes | None, bytes | None]:
+        """The newest address and the outcome, None while there is none.
+
+        Raises:
+            EtcdAway: it does not answer now.
+        """
+        looks = etcd.transaction([], [etcd.get(key) for key in self._keys])
+        found = etcd.found_in(self._client.try_once("kv/txn", looks))
+        address, known, ended = (items[0].value if items else None for items in found)
+        return _without_head(address), _without_head(known) or ended
+
+    def post_end(self, outcome: bytes) -> None:
+        """Say how a job has ended whose coordinators could not."""
+        self._client.try_once("kv/txn", etcd.transaction([], [etcd.put(self._keys[2], outcome)]))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+
+def _without_head(value: bytes | None) -> bytes | None:
+    return None if value is None else value.partition(b"\n")[2]
 
 
 def _told(facts: Sequence[Item]) -> tuple[dict[str, Any], ...]:

@@ -43,8 +43,8 @@ class EtcdPlace:
     key: str | None = None
 
     @classmethod
-    def parse(cls, text: str, default_name: str) -> Self:
-        """From what ``--store`` was given.
+    def parse(cls, text: str, default_name: str = "", flag: str = "--store") -> Self:
+        """From what ``--store`` was given, or another flag.
 
         Raises:
             UserError: it is no such place, or one where anybody could change the job.
@@ -52,32 +52,36 @@ class EtcdPlace:
         parts = urllib.parse.urlsplit(text)
         options = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
         if not text.startswith(SCHEME) or parts.fragment or options.keys() - _FILES:
-            raise UserError(f"--store {text}: write {_FORM}")
-        endpoints = tuple(_endpoint(text, part) for part in parts.netloc.split(","))
+            raise UserError(f"{flag} {text}: write {_FORM}")
+        endpoints = tuple(_endpoint(f"{flag} {text}", p) for p in parts.netloc.split(","))
         files = {name: str(Path(path).absolute()) for name, path in options.items()}
         place = cls(endpoints, parts.path.strip("/") or default_name, **files)
-        place._check(text)
+        place._check(flag, text)
         return place
 
-    def _check(self, text: str) -> None:
+    def _check(self, flag: str, text: str) -> None:
+        given = f"{flag} {text}"
         if (self.cert is None) != (self.key is None):
-            raise UserError(f"--store {text}: give cert and key together, or neither")
+            raise UserError(f"{given}: give cert and key together, or neither")
         if self.cert is not None and self.cacert is None:
-            raise UserError(f"--store {text}: give cacert beside cert and key")
+            raise UserError(f"{given}: give cacert beside cert and key")
         if not self.is_secured and not all(_is_loopback(host) for host, _ in self.endpoints):
             raise UserError(
-                f"--store {text}: without TLS whoever reaches etcd there could change the job: "
+                f"{given}: without TLS whoever reaches etcd there could change the job: "
                 "give cacert=FILE, and cert=FILE and key=FILE where etcd asks for them"
             )
-        self.tls()
+        self.tls(flag)
 
     @property
     def is_secured(self) -> bool:
         """Whether TLS is spoken there."""
         return self.cacert is not None
 
-    def tls(self) -> ssl.SSLContext | None:
+    def tls(self, flag: str = "--store") -> ssl.SSLContext | None:
         """What connections are made with; None for plain ones.
+
+        Args:
+            flag: by which this place was given.
 
         Raises:
             UserError: the files cannot be used.
@@ -90,7 +94,7 @@ class EtcdPlace:
                 context.load_cert_chain(self.cert, self.key)
         except OSError as error:  # of ssl too
             files = ", ".join(file for file in (self.cacert, self.cert, self.key) if file)
-            raise UserError(f"--store {self}: of {files} one cannot be used: {error}") from error
+            raise UserError(f"{flag} {self}: of {files} one cannot be used: {error}") from error
         return context
 
     def __str__(self) -> str:
@@ -116,10 +120,10 @@ def place_of(job_dir: Path) -> EtcdPlace | None:
     return EtcdPlace.parse(text, "")
 
 
-def _endpoint(text: str, part: str) -> tuple[str, int]:
+def _endpoint(given: str, part: str) -> tuple[str, int]:
     found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]@\s]+):([0-9]{1,5})", part)
     if found is None or not 0 < int(found[2]) < 1 << 16:
-        raise UserError(f"--store {text}: {part or 'nothing'} is no HOST:PORT; write {_FORM}")
+        raise UserError(f"{given}: {part or 'nothing'} is no HOST:PORT; write {_FORM}")
     return found[1].strip("[]"), int(found[2])
 
 

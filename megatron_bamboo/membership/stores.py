@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.etcd_client import EtcdClient
 from megatron_bamboo.membership.etcd_journal import EtcdJournal
-from megatron_bamboo.membership.etcd_reader import EtcdReader, etcd_snapshot
+from megatron_bamboo.membership.etcd_reader import Bulletin, EtcdReader, etcd_snapshot
 from megatron_bamboo.membership.journal import JOURNAL_FILE, Journal, JournalReader
 from megatron_bamboo.membership.leadership import Hooks, Leader, News
 from megatron_bamboo.membership.snapshot import snapshot
@@ -142,6 +142,18 @@ def led_elsewhere(job_dir: Path) -> Leader | None:
     with etcd_snapshot(place) as known:
         leader = known.leader() if known is not None and known.is_led else None
     return None if leader is None or leader.is_here else leader
+
+
+def post_end(job_dir: Path, outcome: str) -> None:
+    """Tell those who see the store alone how a job has ended that nobody leads any more.
+
+    Raises:
+        OSError: etcd does not answer.
+    """
+    place = place_of(job_dir)
+    if place is not None and led_elsewhere(job_dir) is None:
+        with contextlib.closing(Bulletin(place)) as bulletin:
+            bulletin.post_end(outcome.encode())
 
 
 def open_journal(job_dir: Path, hooks: Hooks | None = None) -> JobJournal:
