@@ -26,6 +26,7 @@ from megatron_bamboo.config import (
     check_options,
     parse_flags,
     read_costs,
+    read_unit_bytes,
     read_works,
     without_nodes,
 )
@@ -285,6 +286,8 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
         restores=options.restores,
         saves=options.checkpoint.save is not None,
         interface=options.bamboo.bamboo_interface,
+        unit_bytes=read_unit_bytes(options, get_args().padded_vocab_size),
+        verifies=options.bamboo.bamboo_verify_replicas > 0,
     ).write(job_dir)
 
 

@@ -33,6 +33,8 @@ from megatron_bamboo.execution.epochs import EpochWatch, Handlers
 from megatron_bamboo.execution.errors import PeerLost
 from megatron_bamboo.execution.executor import Executor
 from megatron_bamboo.execution.groups import Group
+from megatron_bamboo.execution.handover import UnitHandover
+from megatron_bamboo.execution.held_stages import HeldStages, Holding
 from megatron_bamboo.execution.injection import Injector
 from megatron_bamboo.execution.last_gather import await_gathers
 from megatron_bamboo.execution.ledger import CommitLedger
@@ -67,6 +69,7 @@ from megatron_bamboo.model.stage import Stage, build_scheduler, build_stage, fol
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.observe.resources import Resources
 from megatron_bamboo.observe.state_dump import dump_stage
+from megatron_bamboo.planner.arrangement import PipelineShape
 from megatron_bamboo.planner.healing import stages_to_hold
 from megatron_bamboo.planner.plan import Checkpoint, Plan, plan_digest
 from megatron_bamboo.schedule.actions import Action
@@ -145,7 +148,10 @@ class Worker:
         self._loss_scale = self._recipe.loss_scale
         with where.at(environment.start_step, START, waits_for="a place"):
             numbers = self._assignment.stages()
-        self._stages = {number: self._build_stage(number) for number in numbers}
+            shape = self._assignment.shape
+        assert shape is not None, "a stage is built before it is known whose it is"
+        self._held = HeldStages(self._build_stage, Holding(numbers, shape))
+        self._stages = self._held.stages
         self._scheduler = build_scheduler(
             self._stages, options.optimizer, training.train_iters, layout.global_batch_size
         )
@@ -407,21 +413,21 @@ class Worker:
     def _learning_rate(self) -> float:
         return float(self._scheduler.get_lr(self._scheduler.optimizer.param_groups[0]))
 
-    def _build_stage(self, number: int) -> Stage:
+    def _build_stage(self, number: int, shape: PipelineShape) -> Stage:
         num_shards = self._layout.num_shards
         shard = Shard(self._assignment.pipeline, num_shards) if num_shards > 1 else WHOLE
-        shape = self._assignment.shape
-        assert shape is not None, "a stage is built before it is known whose it is"
         return build_stage(number, shape, self._options.optimizer, self._recipe, shard)
 
-    def _hold(self, numbers: Collection[int]) -> Shapes:
-        """Hold exactly these stages: build what is new, drop what is not held any more."""
-        for number in self._stages.keys() - set(numbers):
-            del self._stages[number]
-        for number in sorted(set(numbers) - self._stages.keys()):
-            self._stages[number] = self._build_stage(number)
+    def _hold(self, now: Holding, coming: Holding | None) -> Shapes:
+        """Hold exactly these stages, and those of a new cut if there is to be one."""
+        self._held.hold(now, coming)
         follow_stages(self._scheduler, self._stages)
         return self._shapes()
+
+    def _promote(self) -> None:
+        """Train with the stages of the new cut from now on, at the learning rate of the step."""
+        self._held.promote()
+        follow_stages(self._scheduler, self._stages)
 
     def _parts(self) -> Parts:
         worker, view = self._environment.worker, self._view
@@ -461,7 +467,16 @@ class Worker:
             registry=self._registry,
             ledger=self._ledger,
             events=self._events,
+            handover=UnitHandover(
+                self._held,
+                self._transport,
+                self._scheduler,
+                self._loss_scale,
+                self._plan.arrangement.num_units,
+                self._layout.global_batch_size,
+            ),
             hold=self._hold,
+            promote=self._promote,
             before_action=self._injector.before_action,
             turnstile=self._turnstile(),
             wait_seconds=self._timeout().total_seconds(),

@@ -69,6 +69,8 @@ def test_preparing_leaves_the_jobs_shape_and_the_indices(text: Path, job_dir: Pa
         unit_works=(0, 1, 1, 1, 1, 0),
         inputs=shape.inputs,
         indices=shape.indices,
+        # 16 bytes a parameter; a vocabulary of 384, and 8 positions.
+        unit_bytes=(16 * 16 * 392, *[16 * 12 * 16**2] * 4, 16 * 16 * 384),
     )
     assert shape.indices is not None
     assert list(Path(shape.indices).rglob("*GPTDataset-train-*.npy"))

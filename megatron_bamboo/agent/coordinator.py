@@ -22,6 +22,7 @@ from megatron_bamboo.agent.healer import Healer
 from megatron_bamboo.agent.job import JobSpec
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.agent.progress import Failures
+from megatron_bamboo.agent.rearranger import Rearranger
 from megatron_bamboo.agent.records import Records
 from megatron_bamboo.agent.replacer import Replacer
 from megatron_bamboo.agent.report import Reporter
@@ -48,6 +49,7 @@ from megatron_bamboo.planner.growing import grow
 from megatron_bamboo.planner.healing import heal
 from megatron_bamboo.planner.links import broken_links, whom_to_fence
 from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_digest
+from megatron_bamboo.planner.rearranging import rearrange
 from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.schedule.redundancy import Redundancy
 
@@ -100,6 +102,7 @@ class Coordinator:
         self._healer = Healer(self.members, calls, self._balance)
         # Where each pipeline has a share of the optimizer's state no other one can give it.
         self._grower = Grower(self.members, calls, self._balance if shape.num_shards == 1 else None)
+        self._rearranger = Rearranger(shape, self.members, calls, events, reporter)
         replacer = Replacer(self.members, calls)
         self._drainer = Drainer(self.members, replacer, table, reporter)
         self._records = Records(table, self.members, spec.deadlines, self._hear)
@@ -285,6 +288,7 @@ class Coordinator:
         """Take in what workers have reported."""
         for report in self._headway.look():
             self._steps_in_epoch += report.epoch == self._plan.epoch
+            self._rearranger.note(report)
             self._note_change(report)
             self._calls.give_up_late(self._plan, self._deadlines.stall_seconds)
             if self._steps_in_epoch == STEPS_TO_FORM_GROUPS:
@@ -345,6 +349,12 @@ class Coordinator:
         if not self._can_change():
             return False
         standby = self._healer.standby_for(self._plan)
+        if standby is None:
+            if (cut := self._rearranger.due(self._plan)) is not None:
+                await self._change_epoch(Ending(cut=cut))
+                return True
+            if self._rearranger.waits:
+                return False
         if not self._healer.is_due(self._plan, standby):
             return False
         await self._change_epoch(Ending(standby=standby))
@@ -430,6 +440,8 @@ class Coordinator:
         last_step = self._shape.train_iters if self._wish() is None else 0
         if ending.growth is not None and self._balance is not None:
             plan = grow(self._plan, decision, last_step, ending.growth, self._balance)
+        elif ending.cut is not None and (rearranging := self._shape.rearranging()) is not None:
+            plan = rearrange(self._plan, decision, last_step, ending.cut, rearranging)
         elif ending.leaving:
             leaving, replacing = ending.leaving, ending.replacing
             plan = drain(self._plan, decision, last_step, leaving, self._balance, replacing)

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from megatron_bamboo.planner.growing import Growth
 from megatron_bamboo.planner.healing import Vacancy
+from megatron_bamboo.planner.rearranging import NewCut
 
 Standby = tuple[Vacancy, str]
 
@@ -27,6 +28,8 @@ class Ending:
     """Who joins in the places of some of them."""
     growth: Growth | None = None
     """Who becomes a pipeline."""
+    cut: NewCut | None = None
+    """Which pipeline is cut anew, and who joins it."""
 
     def to_json(self) -> str:
         """The value of ``ending/<epoch>``."""
@@ -34,7 +37,8 @@ class Ending:
         values = {"lost": sorted(self.lost), "standby": called, "leaving": self.leaving}
         values["replacing"] = [_fields(standby) for standby in self.replacing]
         growth = None if self.growth is None else asdict(self.growth)
-        return json.dumps({**values, "growth": growth})
+        cut = None if self.cut is None else asdict(self.cut)
+        return json.dumps({**values, "growth": growth, "cut": cut})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -46,7 +50,11 @@ class Ending:
         growth = values["growth"]
         if growth is not None:
             growth = Growth(growth["pipeline"], tuple(growth["nodes"]))
-        return cls(frozenset(values["lost"]), standby, tuple(values["leaving"]), replacing, growth)
+        cut = values["cut"]
+        if cut is not None:
+            cut = NewCut(cut["pipeline"], tuple(cut["joining"]))
+        lost, leaving = frozenset(values["lost"]), tuple(values["leaving"])
+        return cls(lost, standby, leaving, replacing, growth, cut)
 
 
 def _fields(standby: Standby) -> dict[str, Any]:

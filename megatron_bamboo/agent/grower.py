@@ -5,7 +5,7 @@ Vacancies of the others come first: each of them needs one standby only.
 
 from megatron_bamboo.agent.calls import Calls
 from megatron_bamboo.agent.members import Members
-from megatron_bamboo.planner.growing import Growth, crewed, growable
+from megatron_bamboo.planner.growing import Growth, crewed, growable, to_begin
 from megatron_bamboo.planner.healing import Vacancy, vacancies
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.planner.rebalancing import Balance
@@ -31,7 +31,8 @@ class Grower:
 
     def _crew(self, plan: Plan, number: int, balance: Balance) -> tuple[str, ...]:
         """By rank who has been called; nobody while there are too few."""
-        shape = plan.pipelines[number].shape
+        pipeline = to_begin(plan, number)
+        shape = pipeline.shape
         called = self._calls.called(plan).items()
         crew = {place.rank: node for node, place in called if place.pipeline == number}
         missing = [rank for rank in range(shape.num_stages) if rank not in crew]
@@ -40,7 +41,7 @@ class Grower:
             return ()
         crew |= dict(zip(missing, idle, strict=False))
         nodes = tuple(crew[rank] for rank in range(shape.num_stages))
-        begun = crewed(plan.pipelines[number], nodes, balance.redundancy)
+        begun = crewed(pipeline, nodes, balance.redundancy)
         for rank in missing:
             self._calls.call(crew[rank], Vacancy(number, rank), begun)
         return nodes

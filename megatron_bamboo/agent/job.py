@@ -12,12 +12,14 @@ from megatron_bamboo.cloud.watch import NO_SOURCE
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.lives import first_life
 from megatron_bamboo.planner.arrangement import Arrangement
+from megatron_bamboo.planner.rearranging import Rearranging
 from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.recovery.names import PolicyName
 from megatron_bamboo.rehearsal.fault import Fault, Nth
-from megatron_bamboo.schedule.actions import TAIL_OPS
+from megatron_bamboo.schedule.actions import TAIL_OPS, UNIT_OPS
 from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
 from megatron_bamboo.schedule.redundancy import Redundancy
+from megatron_bamboo.schedule.schedule import MAX_STAGES
 
 JOB_FILE = "job.json"
 LEASE_SECONDS = 5.0
@@ -66,6 +68,10 @@ class JobShape:
     """Whether the state after the last step is saved."""
     interface: str | None = None
     """The network interface by which workers speak to each other; None: as the launcher says."""
+    unit_bytes: tuple[int, ...] = ()
+    """By unit the bytes of its state; none: all are alike."""
+    verifies: bool = False
+    """Whether copies of the state are compared now and then."""
 
     def costs_of(self, pipeline: int) -> Costs:
         """The costs."""
@@ -79,6 +85,27 @@ class JobShape:
         """By what they are shared out where that cannot be."""
         works = self.unit_works or (0, *[1] * (self.arrangement.num_units - 2), 0)
         return Balance(works, Redundancy(self.redundancy))
+
+    def rearranging(self) -> Rearranging | None:
+        """By what pipelines are cut anew; None where each keeps its cut (``why_cuts_stay``)."""
+        balance = self.balance()
+        if balance is None or self.why_cuts_stay() is not None:
+            return None
+        return Rearranging(balance, self.unit_bytes or (1,) * self.arrangement.num_units)
+
+    def why_cuts_stay(self) -> str | None:
+        """Why pipelines are never cut anew, whatever the policy; None if they may be."""
+        costs = {self.costs_of(number) for number in range(len(self.arrangement.pipelines))}
+        fills_gaps = self.redundancy == Redundancy.BUBBLE and costs != {EQUAL_COSTS}
+        reasons = {
+            "stages have several chunks": self.arrangement.pipelines[0].num_chunks > 1,
+            "the pipelines share the optimizer's state": self.num_shards > 1,
+            "workers share layers": self.tensor_size > 1,
+            "copies of the state are compared": self.verifies,
+            "redundant forwards are placed by the costs of the first cut": fills_gaps,
+            f"the model has more than {MAX_STAGES} units": self.arrangement.num_units > MAX_STAGES,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
     @property
     def most_microbatches(self) -> int:
@@ -116,6 +143,7 @@ class JobShape:
             "costs": tuple(values["costs"]),
             "unit_works": tuple(values["unit_works"]),
             "inputs": tuple((str(name), str(path)) for name, path in values["inputs"]),
+            "unit_bytes": tuple(values["unit_bytes"]),
         }
         return cls(**{**values, **special})
 
@@ -254,7 +282,10 @@ def check_reachable(injection: Injection, shape: JobShape) -> None:
     if not isinstance(moment, SaveMoment | Nth):
         pipelines = shape.arrangement.pipelines
         most_stages = max(pipeline.num_stages for pipeline in pipelines)
-        limits.append(("stage", moment.stage, 0, most_stages - 1))
+        if moment.op in UNIT_OPS:
+            limits.append(("unit", moment.stage, 0, shape.arrangement.num_units - 1))
+        else:
+            limits.append(("stage", moment.stage, 0, most_stages - 1))
         if moment.op not in TAIL_OPS:
             assert moment.microbatch is not None and moment.chunk is not None
             limits.append(("chunk", moment.chunk, 0, pipelines[0].num_chunks - 1))

@@ -1,7 +1,7 @@
 """The options of a run: what there is, how it is read and checked, and what follows."""
 
 from megatron_bamboo.config.check import check_options
-from megatron_bamboo.config.costs import costs_of, read_costs, read_works
+from megatron_bamboo.config.costs import costs_of, read_costs, read_unit_bytes, read_works
 from megatron_bamboo.config.layout import Layout
 from megatron_bamboo.config.options import (
     BambooOptions,
@@ -37,6 +37,7 @@ __all__ = (
     "parse_flags",
     "parse_options",
     "read_costs",
+    "read_unit_bytes",
     "read_works",
     "without_nodes",
 )

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron_bamboo.config.options import BambooOptions
+from megatron_bamboo.config.options import BambooOptions, Options
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.planner.arrangement import Arrangement, PipelineShape
 from megatron_bamboo.planner.layers import UnitCosts
@@ -14,7 +14,7 @@ from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
 def read_costs(options: BambooOptions, arrangement: Arrangement) -> tuple[Costs, ...]:
     """By pipeline, the costs by which redundant forwards are placed in gaps.
 
-    A profile is of one cut. Where pipelines are cut unlike, their stages take what their units do.
+    A profile is of one cut. Where pipelines have other stages, these take what their units do.
 
     Raises:
         UserError: the file is not there, or holds no costs of such stages.
@@ -24,7 +24,8 @@ def read_costs(options: BambooOptions, arrangement: Arrangement) -> tuple[Costs,
         return (EQUAL_COSTS,) * len(pipelines)
     text = _text(options.bamboo_costs)
     try:
-        units = None if arrangement.is_cut_alike else _units(text, arrangement.num_units)
+        is_of_stages = arrangement.is_cut_alike and _fit(Costs.from_json(text), pipelines[0])
+        units = None if is_of_stages else _units(text, arrangement.num_units)
         if units is not None:
             return tuple(_of_stages(units, shape) for shape in pipelines)
         costs = Costs.from_json(text)
@@ -60,6 +61,41 @@ def read_works(options: BambooOptions, num_units: int) -> Sequence[int]:
         except (ValueError, RecursionError) as error:
             raise UserError(f"--bamboo-costs {options.bamboo_costs}: {error}") from error
     return (0, *[1] * (num_units - 2), 0) if units is None else units.works().ticks
+
+
+def _fit(costs: Costs, shape: PipelineShape) -> bool:
+    try:
+        costs.check_shape(shape.num_stages, shape.num_chunks)
+    except ValueError:
+        return False
+    return True
+
+
+def read_unit_bytes(options: Options, vocab: int) -> tuple[int, ...]:
+    """By unit the bytes of its state, for comparing what moves: as a profile has them, else what a
+    plain GPT of this shape has for each parameter. A script's own layers may differ.
+
+    Args:
+        vocab: padded size of the vocabulary.
+
+    Raises:
+        UserError: the profile is not there, or its units are not this model's.
+    """
+    model, num_units = options.model, options.model.num_layers + 2
+    path = options.bamboo.bamboo_costs
+    try:
+        units = None if path is None else _units(_text(path), num_units)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"--bamboo-costs {path}: {error}") from error
+    sizes = [] if units is None else [unit.bytes for unit in units.units]
+    if sizes and all(size is not None for size in sizes):
+        return tuple(size.state for size in sizes if size is not None)
+    width = model.hidden_size
+    layer = width * (4 * width + (3 if model.swiglu else 2) * model.feed_forward_size)
+    learned = model.position_embedding_type == "learned_absolute"
+    embedding = width * (vocab + model.max_position_embeddings * learned)
+    # Parameter, gradient and two moments.
+    return tuple(16 * n for n in (embedding, *[layer] * model.num_layers, width * vocab))
 
 
 def _text(path: str) -> str:

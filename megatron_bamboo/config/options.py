@@ -193,9 +193,10 @@ class BambooOptions:
     bamboo_policy: PolicyName = _option(
         "what is done about losses: bamboo (replicas take over, each pipeline keeps its "
         "microbatches, and losses change no bit), auto (from the next iteration on slower "
-        "pipelines get fewer, and a pipeline that nobody has whole is dissolved), oobleck (without "
-        "replicas: whatever pipeline is hit is dissolved, and begins again on standbys) or "
-        "checkpoint (without replicas: all go back to the last checkpoint)",
+        "pipelines get fewer, one is cut anew for the nodes that it has where that pays, and one "
+        "that nobody has whole is dissolved), oobleck (without replicas: whatever pipeline is hit "
+        "is dissolved, and begins again on standbys) or checkpoint (without replicas: all go back "
+        "to the last checkpoint)",
         PolicyName.BAMBOO,
         tuple(PolicyName),
     )

@@ -74,7 +74,8 @@ class MemoryAccount:
                     sizes[category] += storage.nbytes()
 
         for number, stage in self._stages.items():
-            is_primary = pipeline.stages[number] == self._worker
+            # Where pipelines have just been cut anew, it may be a stage that was not there before.
+            is_primary = pipeline.stages[number : number + 1] == (self._worker,)
             for category, tensors in _state_of(stage):
                 add(category if is_primary else Category.REPLICA, tensors)
         add(Category.MESSAGES, self._messages(state))

@@ -30,6 +30,7 @@ from megatron_bamboo.schedule.actions import (
     MEND_OPS,
     RECEIVE_OPS,
     SEND_OPS,
+    STATE_SENDS,
     TAIL_OPS,
     Action,
     Op,
@@ -38,10 +39,10 @@ from megatron_bamboo.schedule.takeover import Progress
 from megatron_bamboo.script.providers import ForwardStepFunc
 
 # Where a worker can do nothing until another has done its part.
-_AWAITED = RECEIVE_OPS | TAIL_OPS - {Op.VERIFY, Op.STEP, Op.SEND_STATE}
+_AWAITED = RECEIVE_OPS | TAIL_OPS - STATE_SENDS - {Op.VERIFY, Op.STEP}
 # What ends the forward and backward part: not the state that moves, which is sent first, nor what
 # the step before has left to gather.
-_LAST_OPS = TAIL_OPS - GATHER_OPS - {Op.SEND_STATE}
+_LAST_OPS = TAIL_OPS - GATHER_OPS - STATE_SENDS
 _LOGGED_AS_DONE = COMPUTE_OPS | SEND_OPS
 # Workers that share layers compute together, and sum what sequence parallelism has split.
 _JOINT = COMPUTE_OPS | {Op.REDUCE}

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from megatron_bamboo.execution.course import Course
 from megatron_bamboo.execution.epochs import StepProgress
 from megatron_bamboo.execution.errors import DeadlineExceeded, LetGo
+from megatron_bamboo.execution.held_stages import Holding
 from megatron_bamboo.execution.mailbox import Message
 from megatron_bamboo.execution.parts import Parts
 from megatron_bamboo.execution.performer import Performer
@@ -20,7 +21,7 @@ from megatron_bamboo.execution.registry import all_neighbours, memberships
 from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.membership.restores import GoBack
 from megatron_bamboo.planner.healing import stages_to_hold
-from megatron_bamboo.planner.plan import Plan
+from megatron_bamboo.planner.plan import PipelinePlan, Plan
 from megatron_bamboo.schedule.actions import GATHER_OPS, TAIL_OPS, Action, Op
 from megatron_bamboo.schedule.schedule import Program
 
@@ -52,7 +53,9 @@ class PlanFollower:
         groups = self._memberships(plan)
         parts.registry.add_pairs(plan.epoch, groups)
         parts.transport.connect(all_neighbours(plan, parts.worker, view.tied))
-        if victims := view.victims(plan):
+        # In the step of a new cut it is not sure yet which one the plan is about.
+        is_sure = self._course.state.step > view.recut_step
+        if is_sure and (victims := view.victims(plan)):
             with contextlib.suppress(DeadlineExceeded):
                 published = self._published_progress(plan, PREPARE_SECONDS)
                 view.prepare(victims, published, self._course.state.step)
@@ -153,11 +156,20 @@ class PlanFollower:
 
     def hold(self, plan: Plan) -> None:
         """Hold the stages that are this worker's under a plan, and those that it will have."""
-        worker, number = self._parts.worker, self._view.number
-        stages = set(stages_to_hold(plan.pipelines[number], worker))
-        if plan.change is not None:
-            stages.update(stages_to_hold(plan.change.pipelines[number], worker))
-        self._performer.shapes = self._parts.hold(stages)
+        number, change = self._view.number, plan.change
+        now = self._holding(plan.pipelines[number])
+        if change is None:
+            self._performer.shapes = self._parts.hold(now, None)
+            return
+        later = self._holding(change.pipelines[number])
+        if number in change.recut:
+            self._performer.shapes = self._parts.hold(now, later)
+        else:
+            both = Holding({*now.numbers, *later.numbers}, now.shape)
+            self._performer.shapes = self._parts.hold(both, None)
+
+    def _holding(self, pipeline: PipelinePlan) -> Holding:
+        return Holding(stages_to_hold(pipeline, self._parts.worker), pipeline.shape)
 
     def enter(self, plan: Plan, is_changed: bool = False) -> None:
         """Be in the groups and on the channels of a plan."""
@@ -175,6 +187,7 @@ class PlanFollower:
         # They end when they like. Nothing is under way to or from them: the commit has passed.
         self._parts.registry.forget(let_go)
         self._parts.transport.drop(let_go)
+        self._parts.promote()
         self._view.make_change(plan, before.change.step)
         self.enter(plan, is_changed=True)
         self.hold(plan)

@@ -1,6 +1,6 @@
 """What a worker's executor is made of; wired in ``worker.py``."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +8,8 @@ from torch import Tensor
 
 from megatron_bamboo.execution.accounting import MemoryAccount
 from megatron_bamboo.execution.compute import Compute
+from megatron_bamboo.execution.handover import UnitHandover
+from megatron_bamboo.execution.held_stages import Holding
 from megatron_bamboo.execution.ledger import CommitLedger
 from megatron_bamboo.execution.mirrors import Mirrors
 from megatron_bamboo.execution.registry import GroupRegistry
@@ -70,7 +72,9 @@ class Parts:
     registry: GroupRegistry
     ledger: CommitLedger
     events: EventLog
-    hold: Callable[[Collection[int]], Shapes]  # hold exactly these stages
+    handover: UnitHandover
+    hold: Callable[[Holding, Holding | None], Shapes]  # hold exactly these stages, and a new cut's
+    promote: Callable[[], None]  # train with those of the new cut
     before_action: Callable[[Action, int], None]  # fault injection
     turnstile: Turnstile | None  # where several workers share layers
     wait_seconds: float

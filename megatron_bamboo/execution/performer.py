@@ -14,7 +14,7 @@ from megatron_bamboo.execution.parts import Parts, Shapes
 from megatron_bamboo.execution.pipeline import PipelineView
 from megatron_bamboo.execution.step_state import StepState
 from megatron_bamboo.execution.transport import Expected, TensorShape
-from megatron_bamboo.schedule.actions import GATHER_OPS, Action, Op
+from megatron_bamboo.schedule.actions import GATHER_OPS, UNIT_OPS, Action, Op
 
 
 class Performer:
@@ -47,6 +47,10 @@ class Performer:
             Op.RECV_REFRESH: self._receive_refresh,
             Op.SEND_STATE: self._send_state,
             Op.RECV_STATE: self._receive_state,
+            Op.SEND_UNIT: self._send_unit,
+            Op.SEND_UNIT_GRADIENT: self._send_unit_gradient,
+            Op.RECV_UNIT: self._receive_unit,
+            Op.RECV_UNIT_GRADIENT: self._receive_unit_gradient,
             Op.VERIFY: lambda a: parts.verification.make_digests(course.plan),
             Op.COMMIT: self._commit,
             Op.STEP: self._step,
@@ -132,9 +136,10 @@ class Performer:
         """Wait for state, and log for how long: it should be here when nothing else is to do."""
         start = time.monotonic()
         state = self.take(message, sender)
+        what = "unit" if message.receive.op in UNIT_OPS else "stage"
         self._parts.events.emit(
             "fetch",
-            stage=message.receive.stage,
+            **{what: message.receive.stage},
             pipeline=self._view.number,
             peer=sender,
             step=message.step,
@@ -144,6 +149,22 @@ class Performer:
         )
         return state
 
+    def _send_unit(self, action: Action) -> None:
+        for peer in self._view.unit_targets(action.stage):
+            self._parts.handover.send_state(action.stage, peer, self._state)
+
+    def _send_unit_gradient(self, action: Action) -> None:
+        for peer in self._view.unit_targets(action.stage):
+            self._parts.handover.send_gradient(action.stage, peer, self._state)
+
+    def _receive_unit(self, action: Action) -> None:
+        source = self._view.unit_source(action.stage)
+        self._parts.handover.take_state(action.stage, source, self._state, self._fetch)
+
+    def _receive_unit_gradient(self, action: Action) -> None:
+        source = self._view.unit_source(action.stage)
+        self._parts.handover.take_gradient(action.stage, source, self._state, self.take)
+
     def _commit(self, action: Action) -> None:
         numbers = self._view.arrangement.global_microbatches(self._view.number)
         view = self._view
@@ -151,6 +172,8 @@ class Performer:
 
     def _step(self, action: Action) -> None:
         state, parts = self._state, self._parts
+        if state.step == self._view.recut_step:
+            parts.promote()
         parts.tail.step(state)
         parts.transport.finish_step(state.step)
         # Only the step's number and progress are still asked for.
@@ -177,6 +200,8 @@ class Performer:
             return self._parts.mirrors.shape(action)
         if action.op is Op.RECV_REFRESH:
             return shapes.refresh[action.stage]
+        if action.op in UNIT_OPS:
+            return self._parts.handover.shape_of(action)
         if action.op is Op.RECV_STATE:
             return shapes.state(action.stage)
         if action.op is Op.TIE:

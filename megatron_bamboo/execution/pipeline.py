@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from megatron_bamboo.execution.epochs import StepProgress
 from megatron_bamboo.planner.arrangement import PipelineShape
-from megatron_bamboo.planner.plan import PipelinePlan, Plan, Transfer
+from megatron_bamboo.planner.holders import units_held
+from megatron_bamboo.planner.plan import Change, PipelinePlan, Plan, Transfer
 from megatron_bamboo.schedule.actions import SEND_OPS, Action, Op
 from megatron_bamboo.schedule.costs import Costs
 from megatron_bamboo.schedule.generate import compute_schedule
@@ -23,6 +24,8 @@ from megatron_bamboo.schedule.schedule import (
 )
 from megatron_bamboo.schedule.steady import steady_schedule
 from megatron_bamboo.schedule.tail import (
+    NO_HANDOVER,
+    Handover,
     Move,
     gather_program,
     mend_program,
@@ -69,8 +72,8 @@ class _Awaited:
 
     schedule: Schedule
     pipeline: PipelinePlan
-    moves: tuple[Move, ...]
-    fetched: Mapping[int, str]
+    moving: tuple[tuple[Move, ...], Mapping[int, str], tuple[int, ...]]
+    """The moves, what is fetched, and the units that are taken."""
     senders: tuple[tuple[Action, str], ...]
 
 
@@ -91,6 +94,7 @@ class PipelineView:
     ) -> None:
         self.node = node
         self.number = plan.pipeline_of(node)
+        """Of this worker's pipeline, for life."""
         self._is_tied = tied
         self.sharded = sharded
         self._redundancy = redundancy
@@ -100,6 +104,8 @@ class PipelineView:
         self._verifies_in = verifies_in
         self.moving_step = 0
         """The newest step in which state moves, in any pipeline; 0: there has been none."""
+        self.recut_step = 0
+        """The newest step in which pipelines are cut anew."""
         self._redone = (0, 0)
         """The newest step that was begun anew, and in which epoch."""
         self._changed_after = 0
@@ -145,10 +151,8 @@ class PipelineView:
         """The tail of a step under the placement in force."""
         moves, verifies = self.moves(step), self._verifies_in(step)
         alike = self.arrangement.is_cut_alike
-        fetched = self.fetched(step)
-        return tail_program(
-            self.in_force, self.rank, self.tied, self.sharded, moves, verifies, alike, fetched
-        )
+        more = moves, verifies, alike, self.fetched(step), self.handover(step)
+        return tail_program(self.in_force, self.rank, self.tied, self.sharded, *more)
 
     def collectives(self) -> Program:
         """What this worker does together with others in a step, in its order."""
@@ -179,9 +183,24 @@ class PipelineView:
         """To whom this worker sends a stage's state in a step, in whatever pipeline."""
         return tuple(self._given.get(stage, ())) if step == self.moving_step else ()
 
+    def unit_targets(self, unit: int) -> tuple[str, ...]:
+        """To whom this worker sends a unit, in the step in which pipelines are cut anew."""
+        return tuple(self._unit_targets.get(unit, ()))
+
+    def unit_source(self, unit: int) -> str | None:
+        """Who sends a unit to this worker then; None where it holds it itself."""
+        return self._unit_sources.get(unit)
+
+    def handover(self, step: int) -> Handover:
+        """What this worker gives and takes in a step since pipelines are cut anew."""
+        if step != self.recut_step:
+            return NO_HANDOVER
+        return Handover(tuple(sorted(self._unit_targets)), self._units_taken)
+
     def state_sends(self, step: int) -> Program:
         """What is to be sent first in a step in which state moves."""
-        return state_sends(self._given if step == self.moving_step else ())
+        stages = self._given if step == self.moving_step else ()
+        return state_sends(stages, self.handover(step).given)
 
     def refreshed(self, stage: int, step: int) -> tuple[str, ...]:
         """The nodes that need a stage's final gradient: its replica's and its new holders'."""
@@ -203,16 +222,17 @@ class PipelineView:
 
         From one undisturbed step to the next they are the same.
         """
-        held, moves, fetched = self._awaited, self.moves(step), self.fetched(step)
+        held, handover = self._awaited, self.handover(step)
+        moving = self.moves(step), self.fetched(step), handover.taken
         if (
             held is None
             or held.schedule is not self.in_force
             or held.pipeline is not self.pipeline
-            or (held.moves, held.fetched) != (moves, fetched)
+            or held.moving != moving
         ):
             senders = ((a, self.sender_of(a)) for a in (*self.remaining(), *self.tail(step)))
             others = tuple((action, node) for action, node in senders if node != self.node)
-            held = self._awaited = _Awaited(self.in_force, self.pipeline, moves, fetched, others)
+            held = self._awaited = _Awaited(self.in_force, self.pipeline, moving, others)
         return held.senders
 
     def victims(self, plan: Plan) -> tuple[int, ...]:
@@ -306,9 +326,13 @@ class PipelineView:
         self._moves = ()
         self._fetched: dict[int, str] = {}
         self._given: dict[int, list[str]] = {}
+        self._unit_targets: dict[int, list[str]] = {}
+        self._unit_sources: dict[int, str] = {}
+        self._units_taken: tuple[int, ...] = ()
         if plan.change is not None:
             self.moving_step = plan.change.step
             self._set_transfers(plan.change.transfers)
+            self._set_new_cut(plan.change)
 
     def _set_transfers(self, transfers: Sequence[Transfer]) -> None:
         ranks, moves = self.pipeline.ranks, []
@@ -323,6 +347,19 @@ class PipelineView:
             elif transfer.target == self.node:
                 self._fetched[transfer.stage] = transfer.source
         self._moves = tuple(moves)
+
+    def _set_new_cut(self, change: Change) -> None:
+        if not change.recut:
+            return
+        self.recut_step = change.step
+        for move in change.moves:
+            if move.source == self.node:
+                self._unit_targets.setdefault(move.unit, []).append(move.target)
+            if move.target == self.node:
+                self._unit_sources[move.unit] = move.source
+        if self.number in change.recut:
+            later = change.pipelines[self.number]
+            self._units_taken = units_held(later, self.node)
 
     def make_change(self, plan: Plan, step: int) -> None:
         """Begin whole steps under a plan whose change was made in a step."""
@@ -367,6 +404,8 @@ class PipelineView:
                 return self.pipeline.stages[self.in_force.send_of(action).stage]
             case Op.RECV_STATE if action.stage in self._fetched:
                 return self._fetched[action.stage]
+            case Op.RECV_UNIT | Op.RECV_UNIT_GRADIENT:
+                return self._unit_sources.get(action.stage, self.node)
             case Op.RECV_MIRROR | Op.RECV_REFRESH | Op.RECV_STATE:
                 return self.pipeline.stages[action.stage]
             case Op.TIE:

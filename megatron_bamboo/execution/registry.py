@@ -115,7 +115,8 @@ def all_neighbours(plan: Plan, worker: str, tied: bool) -> frozenset[str]:
     near = neighbours(plan.pipelines[number], worker, tied)
     if change is None:
         return near
-    ends = [{t.source, t.target} for t in change.transfers if worker in (t.source, t.target)]
+    moves = (*change.transfers, *change.moves)
+    ends = [{m.source, m.target} for m in moves if worker in (m.source, m.target)]
     later = neighbours(change.pipelines[number], worker, tied)
     return (near | later | frozenset().union(*ends)) - {worker}
 

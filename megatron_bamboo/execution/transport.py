@@ -25,7 +25,7 @@ from megatron_bamboo.execution.errors import PeerLost
 from megatron_bamboo.execution.groups import GIVE_UP_SECONDS, Group
 from megatron_bamboo.execution.mailbox import Mailbox, Message
 from megatron_bamboo.membership.waits import Sent, SentLog
-from megatron_bamboo.schedule.actions import Op
+from megatron_bamboo.schedule.actions import UNIT_OPS, Op
 from megatron_bamboo.schedule.schedule import MAX_CHUNKS, MAX_MICROBATCHES, MAX_STAGES
 
 # A tag has 31 bits and must tell apart all messages that can be under way on one channel. Two
@@ -33,7 +33,10 @@ from megatron_bamboo.schedule.schedule import MAX_CHUNKS, MAX_MICROBATCHES, MAX_
 _STEPS_TOLD_APART = 4
 _KINDS = (Op.RECV_F, Op.RECV_B, Op.RECV_MIRROR)
 # These have neither chunk nor microbatch: one kind of tag, told apart where others have those.
-_TAIL_KINDS = (Op.TIE, Op.RECV_REFRESH, Op.RECV_STATE)
+_TAIL_KINDS = (
+    *(Op.TIE, Op.RECV_REFRESH, Op.RECV_STATE),
+    *(Op.RECV_UNIT, Op.RECV_UNIT_GRADIENT),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,11 @@ def stream_of(message: Message, group: Group) -> object:
     Where a group has no tags, all that it brings is in one order.
     """
     receive = message.receive
-    return (receive.op, receive.stage, receive.chunk) if group.has_tags else None
+    if not group.has_tags:
+        return None
+    # Units come in their order, and are too many for a thread each.
+    stage = None if receive.op in UNIT_OPS else receive.stage
+    return (receive.op, stage, receive.chunk)
 
 
 class Channel:

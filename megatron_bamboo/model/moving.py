@@ -70,6 +70,15 @@ def unpack(stage: Stage, packed: Tensor, unit: str | None = None) -> Counters:
     return Counters(int(samples), scale)
 
 
+def copy_unit(source: Stage, target: Stage, unit: str) -> None:
+    """Put a unit's state in place of another stage's own, within this worker's memory."""
+    make_moments(source)
+    make_moments(target)
+    with torch.no_grad():
+        for to, given in zip(_tensors(target, unit), _tensors(source, unit), strict=True):
+            to.copy_(given)
+
+
 def _tensors(stage: Stage, unit: str | None) -> Iterator[Tensor]:
     state = stage.state() if unit is None else stage.state_of(unit)
     return (tensor for _name, tensor in state)

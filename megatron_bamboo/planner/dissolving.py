@@ -41,11 +41,11 @@ def go_on_after(
     broken = broken_pipelines(plan.after(decision), lost)
     working = sum(pipeline.shape.num_microbatches > 0 for pipeline in plan.pipelines)
     if balance is None or decision is None or not broken or len(broken) == working:
-        return plan_after_loss(plan, lost, decision)
+        return _with_old_cut(plan, plan_after_loss(plan, lost, decision), first_step)
     after = plan_after_loss(_without(plan, broken), lost, decision)
     best = balance.best(after.pipelines, plan.arrangement.total_microbatches)
     shared = best.apply(after.pipelines)
-    step = max(first_step, decision.step + decision.applied)
+    step = _open_step(first_step, decision)
     gone = {*after.nodes, *after.lost, *plan.freed(decision)}
     return replace(
         after,
@@ -55,6 +55,21 @@ def go_on_after(
         dismissed=tuple(node for node in plan.nodes if node not in gone),
         reason=_reason(after, broken, shared, step),
     )
+
+
+def _with_old_cut(before: Plan, after: Plan, first_step: int) -> Plan:
+    """The plan after a loss; where it has undone a new cut its step is begun anew, so that nobody
+    waits for units that never come."""
+    change, decision = before.change, after.decision
+    if change is None or not change.recut or decision is None or change.is_made(decision):
+        return after
+    step = _open_step(first_step, decision)
+    given_up = f"the new cut is given up, and step {step} is begun anew"
+    return replace(after, redone=step, reason=f"{after.reason}; {given_up}")
+
+
+def _open_step(first_step: int, decision: StepDecision) -> int:
+    return max(first_step, decision.step + decision.applied)
 
 
 def broken_pipelines(plan: Plan, lost: Set[str]) -> dict[int, NoHolder]:

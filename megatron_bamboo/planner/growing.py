@@ -25,12 +25,18 @@ class Growth:
 
 
 def growable(plan: Plan) -> tuple[int, ...]:
-    """The dissolved pipelines that can begin again, since another one is cut like them."""
-    return tuple(
-        number
-        for number, pipeline in enumerate(plan.pipelines)
-        if not pipeline.stages and _alike(plan, pipeline)
-    )
+    """The dissolved pipelines, which can begin again."""
+    return tuple(n for n, pipeline in enumerate(plan.pipelines) if not pipeline.stages)
+
+
+def to_begin(plan: Plan, number: int) -> PipelinePlan:
+    """A dissolved pipeline with the cut with which it begins again: its own where another one is
+    cut like it, which has its state, else that of another one."""
+    pipeline = plan.pipelines[number]
+    if _alike(plan, pipeline):
+        return pipeline
+    shape = plan.pipelines[plan.first_pipeline].shape
+    return replace(pipeline, shape=replace(shape, num_microbatches=0))
 
 
 def crewed(pipeline: PipelinePlan, nodes: Sequence[str], redundancy: Redundancy) -> PipelinePlan:
@@ -56,7 +62,7 @@ def grow(
     number = growth.pipeline
     if step > last_step or number not in growable(before):
         return replace(follows, reason="nothing is left to change")
-    begun = crewed(before.pipelines[number], growth.nodes, balance.redundancy)
+    begun = crewed(to_begin(before, number), growth.nodes, balance.redundancy)
     pipelines = (*before.pipelines[:number], begun, *before.pipelines[number + 1 :])
     best = balance.best(pipelines, plan.arrangement.total_microbatches)
     shares = ", ".join(map(str, best.numbers))

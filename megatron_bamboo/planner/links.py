@@ -17,10 +17,14 @@ from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.schedule.actions import GATHER_OPS, MEND_OPS, RECEIVE_OPS, Action, Op
 from megatron_bamboo.schedule.tail import gather_turn
 
-_MESSAGES = RECEIVE_OPS | {Op.TIE, Op.RECV_REFRESH, Op.RECV_STATE}
+_MESSAGES = RECEIVE_OPS | {
+    *(Op.TIE, Op.RECV_REFRESH, Op.RECV_STATE),
+    *(Op.RECV_UNIT, Op.RECV_UNIT_GRADIENT),
+}
 # The waits of a step in their order; those for the messages of its passes come first.
 _TURNS = {
     **{Op.REDUCE: 1, Op.TIE: 2, Op.RECV_REFRESH: 2, Op.RECV_STATE: 2, Op.COMMIT: 3},
+    **{Op.RECV_UNIT: 2, Op.RECV_UNIT_GRADIENT: 2},
     **{Op.GATHER: 4, Op.RGATHER: 4, Op.MEND: 5, Op.RMEND: 5},
 }
 # Mends have groups of their own; the others have several for a stage if pipelines are cut apart.

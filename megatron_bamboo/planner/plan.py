@@ -15,6 +15,7 @@ from typing import Any, Self
 from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.membership.workers import worker_name
 from megatron_bamboo.planner.arrangement import Arrangement, PipelineShape
+from megatron_bamboo.planner.transfers import UnitTransfer
 
 NOTHING_LOST = "no stage was lost"
 
@@ -39,9 +40,9 @@ class PipelinePlan:
     stages: tuple[str, ...]
     replicas: tuple[str | None, ...]
     ranks: tuple[str, ...]
-    """By rank its node, dead or alive. Who joins in the place of a node that is still there has one
-    beyond these, until the change is made. A rank that has had no node since all began again has a
-    name that no node can have."""
+    """By rank its node, dead or alive. Who joins in the place of a node that is there, or with a
+    new cut, has one beyond these, until the change is made. A rank that has had no node since all
+    began again has a name that no node can have."""
     shape: PipelineShape
     """What each stage holds, and how much work there is."""
 
@@ -69,7 +70,7 @@ class PipelinePlan:
 
     @property
     def joining(self) -> tuple[str, ...]:
-        """Those who join in the places of nodes that are still there."""
+        """Those who join in the places of nodes that are still there, or with a new cut."""
         return self.ranks[len(self.stages) :]
 
     def without_joining(self) -> Self:
@@ -106,6 +107,16 @@ class Change:
     step: int
     transfers: tuple[Transfer, ...]
     pipelines: tuple[PipelinePlan, ...]
+    moves: tuple[UnitTransfer, ...] = ()
+    """The units that go from one node to another since pipelines are cut anew."""
+    recut: tuple[int, ...] = ()
+    """The numbers of these pipelines."""
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """The nodes that are sent something."""
+        moving = (move.target for move in self.moves)
+        return frozenset({*(transfer.target for transfer in self.transfers), *moving})
 
     def is_made(self, decision: StepDecision | None) -> bool:
         """Whether a decision about the newest step says that this change's step was applied."""
@@ -151,7 +162,7 @@ class Plan:
     @property
     def nodes(self) -> tuple[str, ...]:
         """The live nodes, pipeline by pipeline in rank order; each runs a stage, or will."""
-        joining = set() if self.change is None else {t.target for t in self.change.transfers}
+        joining = frozenset[str]() if self.change is None else self.change.targets
         return tuple(
             node
             for pipe in self.pipelines
@@ -227,11 +238,16 @@ class Plan:
 
         change = self.change
         if change is not None:
-            moves = (
-                replace(t, source=name(t.source), target=name(t.target)) for t in change.transfers
-            )
             change = replace(
-                change, transfers=tuple(moves), pipelines=tuple(map(named, change.pipelines))
+                change,
+                transfers=tuple(
+                    replace(t, source=name(t.source), target=name(t.target))
+                    for t in change.transfers
+                ),
+                moves=tuple(
+                    replace(m, source=name(m.source), target=name(m.target)) for m in change.moves
+                ),
+                pipelines=tuple(map(named, change.pipelines)),
             )
         return replace(
             self,
@@ -292,7 +308,8 @@ def plan_after_loss(plan: Plan, lost: Set[str], decision: StepDecision | None) -
 
     What moves in a step that is not applied goes on moving between those who live: whoever waits
     for it gets it. Who joins in the place of a live node gets it also from whoever has taken over
-    from that one. A standby that can no longer join is lost, too.
+    from that one. A standby that can no longer join is lost, too. A new cut is given up
+    (``dissolving.go_on_after`` begins its step anew).
     """
     before = plan.after(decision)
     pipelines, moves = [], []
@@ -329,7 +346,8 @@ def plan_after_loss(plan: Plan, lost: Set[str], decision: StepDecision | None) -
         ),
         reason="; ".join(moves) or NOTHING_LOST,
     )
-    if plan.change is not None and decision is not None and not plan.change.is_made(decision):
+    change = plan.change
+    if change and not change.recut and decision is not None and not change.is_made(decision):
         after = _going_on(after, plan, lost)
     kept = {*after.nodes, *after.dismissed, *plan.freed(decision)}
     return replace(after, lost=tuple(sorted(lost | (set(plan.nodes) - kept))))
@@ -439,4 +457,6 @@ def _change(values: Mapping[str, Any]) -> Change:
         step=int(values["step"]),
         transfers=tuple(Transfer(**fields) for fields in values["transfers"]),
         pipelines=tuple(map(PipelinePlan.from_fields, values["pipelines"])),
+        moves=tuple(UnitTransfer(**fields) for fields in values["moves"]),
+        recut=tuple(values["recut"]),
     )

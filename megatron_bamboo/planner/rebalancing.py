@@ -77,6 +77,10 @@ class Balance:
         parts = iter(split([self.pace(p) for p in pipelines if p.stages], num_microbatches))
         return self._shares(pipelines, [next(parts) if p.stages else 0 for p in pipelines])
 
+    def ticks(self, pipelines: Sequence[PipelinePlan]) -> int:
+        """What the slowest pipeline takes with the shares that there are."""
+        return self._shares(pipelines, [p.shape.num_microbatches for p in pipelines]).ticks
+
     def pace(self, pipeline: PipelinePlan) -> Pace:
         """What a pipeline's microbatches take on the nodes that run it."""
         loads: Counter[str] = Counter()

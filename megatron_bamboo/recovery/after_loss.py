@@ -6,6 +6,7 @@ all start from the last checkpoint; else those who are left wait for others.
 
 from collections.abc import Sequence
 
+from megatron_bamboo.planner.holders import held_by
 from megatron_bamboo.planner.infeasible import counted
 from megatron_bamboo.planner.plan import NoHolder, Plan, plan_after_loss
 from megatron_bamboo.recovery.decision import Action, Decision, Reason, Verdict
@@ -13,7 +14,7 @@ from megatron_bamboo.recovery.names import PolicyName
 from megatron_bamboo.recovery.outlook import Weighing, expected_seconds
 from megatron_bamboo.recovery.prices import Prices
 from megatron_bamboo.recovery.prospects import Prospect, Prospects, numbers_of
-from megatron_bamboo.recovery.view import Event, Lost, View, held_by
+from megatron_bamboo.recovery.view import Event, Lost, View
 from megatron_bamboo.schedule.redundancy import Redundancy
 
 

@@ -12,6 +12,7 @@ from functools import cache
 
 from megatron_bamboo.planner.arrangement import Arrangement, PipelineShape
 from megatron_bamboo.planner.healing import transfers_between
+from megatron_bamboo.planner.holders import held_by
 from megatron_bamboo.planner.infeasible import Infeasible, Request
 from megatron_bamboo.planner.microbatches import split
 from megatron_bamboo.planner.placement import Holdings, place_nodes
@@ -24,7 +25,7 @@ from megatron_bamboo.planner.transfers import Links, UnitTransfer, plan_transfer
 from megatron_bamboo.recovery.outlook import Weighing
 from megatron_bamboo.recovery.prices import Prices
 from megatron_bamboo.recovery.times import IterationTimes
-from megatron_bamboo.recovery.view import View, held_by
+from megatron_bamboo.recovery.view import View
 from megatron_bamboo.schedule.redundancy import Redundancy
 
 

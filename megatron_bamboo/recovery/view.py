@@ -4,11 +4,9 @@ Plan and nodes alone: the same view is made by a coordinator from its store and 
 from a trace.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_bamboo.planner.plan import PipelinePlan, Plan
+from megatron_bamboo.planner.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +76,3 @@ class View:
     def nodes(self) -> tuple[str, ...]:
         """All that live."""
         return self.survivors + self.standbys
-
-
-def held_by(pipelines: Sequence[PipelinePlan]) -> dict[str, frozenset[int]]:
-    """By node the units that it runs or shadows, by their numbers."""
-    held: dict[str, set[int]] = defaultdict(set)
-    for pipeline in pipelines:
-        for stage, holders in enumerate(zip(pipeline.stages, pipeline.replicas, strict=True)):
-            units = {u for span in pipeline.shape.spans_of(stage) for u in range(*span)}
-            for node in holders:
-                if node is not None:
-                    held[node] |= units
-    return {node: frozenset(units) for node, units in held.items()}

@@ -51,6 +51,17 @@ class Op(StrEnum):
     SEND_STATE = "SEND_STATE"
     # Waits for the state of a stage that this worker will hold (SEND_STATE), and puts it in place.
     RECV_STATE = "RECV_STATE"
+    # Sends a unit's state to the workers that will hold it once pipelines are cut anew; they run
+    # RECV_UNIT. It comes first in a step, as SEND_STATE does; its stage is the unit's number.
+    SEND_UNIT = "SEND_UNIT"
+    # Puts the state of a unit in place in a stage of the new cut; it comes from another worker
+    # (SEND_UNIT), or from the stage of the old cut that this one holds. Its stage is the unit's
+    # number.
+    RECV_UNIT = "RECV_UNIT"
+    # Sends a unit's final gradient to the same workers, which run RECV_UNIT_GRADIENT.
+    SEND_UNIT_GRADIENT = "SEND_UNIT_GRADIENT"
+    # Puts the final gradient of a unit in place in a stage of the new cut, likewise.
+    RECV_UNIT_GRADIENT = "RECV_UNIT_GRADIENT"
     # Makes digests of the state as it is before the step, for COMMIT to compare; its stage is the
     # worker's rank.
     VERIFY = "VERIFY"
@@ -77,6 +88,10 @@ COMPUTE_OPS = frozenset({Op.F, Op.B, Op.RF})
 SEND_OPS = frozenset({Op.SEND_F, Op.SEND_B, Op.SEND_MIRROR})
 RECEIVE_OPS = frozenset({Op.RECV_F, Op.RECV_B, Op.RECV_MIRROR})
 TAIL_OPS = frozenset(Op) - COMPUTE_OPS - SEND_OPS - RECEIVE_OPS
+# What is done where pipelines are cut anew; its stage is a unit's number.
+UNIT_OPS = frozenset({Op.SEND_UNIT, Op.RECV_UNIT, Op.SEND_UNIT_GRADIENT, Op.RECV_UNIT_GRADIENT})
+# What is sent first in a step, so that it goes in the background.
+STATE_SENDS = frozenset({Op.SEND_STATE, Op.SEND_UNIT})
 MEND_OPS = frozenset({Op.MEND, Op.RMEND})
 # What comes after the step, and can be run again until the next one is applied.
 GATHER_OPS = frozenset({Op.GATHER, Op.RGATHER}) | MEND_OPS

@@ -21,6 +21,19 @@ class Move:
     target: int
 
 
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """One rank's part in a new cut, in units by their numbers."""
+
+    given: tuple[int, ...] = ()
+    """That go to other ranks."""
+    taken: tuple[int, ...] = ()
+    """That it will hold, also those that it has already."""
+
+
+NO_HANDOVER = Handover()
+
+
 def add_tail(
     schedule: Schedule, tied: bool, sharded: bool = False, verifies: bool = False
 ) -> Schedule:
@@ -48,10 +61,12 @@ def tail_program(
     verifies: bool = False,
     cut_alike: bool = True,
     fetched: Collection[int] = (),
+    handover: Handover = NO_HANDOVER,
 ) -> Program:
     """The tail of one rank.
 
-    Where state moves in this step, its new holders get the final gradients as replicas do.
+    Where state moves in this step, its new holders get the final gradients as replicas do; where
+    pipelines are cut anew, unit by unit, and from whoever holds one: so replicas come first.
 
     Args:
         cut_alike: all pipelines are cut into the same stages.
@@ -67,15 +82,23 @@ def tail_program(
     receives = [_tail(s, Op.RECV_REFRESH) for s in (*schedule.replicas_of(rank), *joining)]
     ties = _tie_actions(schedule, rank) if tie else []
     verify = [_tail(rank, Op.VERIFY)] * verifies
+    sums = [_tail(unit, Op.SEND_UNIT_GRADIENT) for unit in handover.given]
+    units = [_tail(unit, op) for unit in handover.taken for op in _TAKEN]
     end = [*verify, _tail(rank, Op.COMMIT), _tail(rank, Op.STEP)]
     gathers = gather_program(schedule, rank, cut_alike) if sharded else ()
-    return (*reduces, *ties, *sends, *states, *receives, *end, *gathers)
+    return (*reduces, *ties, *sends, *states, *receives, *sums, *units, *end, *gathers)
 
 
-def state_sends(stages: Collection[int]) -> Program:
-    """What a rank sends first in a step in which the state of some of its stages moves, so that it
-    goes in the background."""
-    return tuple(_tail(stage, Op.SEND_STATE) for stage in sorted(stages))
+_TAKEN = (Op.RECV_UNIT, Op.RECV_UNIT_GRADIENT)
+
+
+def state_sends(stages: Collection[int], units: Collection[int] = ()) -> Program:
+    """What a rank sends first in a step in which the state of some of its stages moves, or of some
+    units, so that it goes in the background."""
+    return (
+        *(_tail(stage, Op.SEND_STATE) for stage in sorted(stages)),
+        *(_tail(unit, Op.SEND_UNIT) for unit in sorted(units)),
+    )
 
 
 def gather_program(schedule: Schedule, rank: int, cut_alike: bool = True) -> Program:

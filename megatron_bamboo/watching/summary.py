@@ -162,6 +162,8 @@ def _planned(plan: Plan, number: int, stage: int) -> tuple[str, ...]:
     change = plan.change
     if change is None:
         return ()
+    if number in change.recut:
+        return (f"is cut anew after step {change.step}",)
     return tuple(
         f"{transfer.target} {_role(plan, transfer)} after step {change.step}"
         for transfer in change.transfers

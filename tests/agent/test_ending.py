@@ -5,6 +5,7 @@ import pytest
 from megatron_bamboo.agent.ending import Ending
 from megatron_bamboo.planner.growing import Growth
 from megatron_bamboo.planner.healing import Vacancy
+from megatron_bamboo.planner.rearranging import NewCut
 
 
 @pytest.mark.parametrize(
@@ -13,9 +14,10 @@ from megatron_bamboo.planner.healing import Vacancy
         Ending(frozenset({"node1", "node2"})),
         Ending(standby=(Vacancy(1, 2), "node8")),
         Ending(leaving=("node3", "node1"), replacing=((Vacancy(0, 1), "node8"),)),
+        Ending(cut=NewCut(1, ("node9",))),
         Ending(growth=Growth(1, ("node6", "node2.2"))),
     ],
-    ids=["losses", "a standby", "who leaves", "a pipeline that begins"],
+    ids=["losses", "a standby", "who leaves", "a new cut", "a pipeline that begins"],
 )
 def test_any_coordinator_reads_what_was_announced(ending: Ending) -> None:
     assert Ending.from_json(ending.to_json().encode()) == ending

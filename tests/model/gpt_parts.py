@@ -47,8 +47,18 @@ class Gpt:
         self, number: int, dropout: DropoutSeeds | None = None, shard: Shard = WHOLE
     ) -> Stage:
         """A stage with its initial weights."""
+        return self.stage_of(number, self.shape, dropout, shard)
+
+    def stage_of(
+        self,
+        number: int,
+        shape: PipelineShape,
+        dropout: DropoutSeeds | None = None,
+        shard: Shard = WHOLE,
+    ) -> Stage:
+        """The same, of a pipeline that is cut in another way."""
         recipe = self._recipe(dropout)
-        return build_stage(number, self.shape, self.options.optimizer, recipe, shard)
+        return build_stage(number, shape, self.options.optimizer, recipe, shard)
 
     def trained_stage(self, number: int, shard: Shard = WHOLE) -> Stage:
         """A stage whose optimizer has got its rate and its weight decay, as from a worker."""

@@ -85,8 +85,14 @@ def test_once_its_step_has_passed_it_is_like_the_others() -> None:
     assert plan.dismissed == ()
 
 
+def test_without_a_like_it_begins_with_the_cut_of_another_one() -> None:
+    other = PipelineShape(((0, 1), (1, 4)), 4)
+    plan = grow(without_one(ALIKE, other, ALIKE), decided(8, True), LAST, GROWTH, BALANCE)
+    assert plan.change is not None
+    assert plan.pipelines[1].shape.spans == ALIKE.spans
+    assert {t.source for t in plan.change.transfers} <= {"node0", "node1", "node4", "node5"}
+
+
 def test_nothing_grows_that_could_not() -> None:
     assert growable(without_one()) == (1,)
-    other = PipelineShape(((0, 1), (1, 4)), 4)
-    assert growable(without_one(ALIKE, other, ALIKE)) == ()
     assert grow(without_one(), decided(LAST, True), LAST, GROWTH, BALANCE).change is None

@@ -1,0 +1,147 @@
+"""When a pipeline is cut anew: as soon as that pays, for those who are left or for one who comes.
+
+A standby in the place of a lost node comes first, and so does a dissolved pipeline that can begin
+again: both give the job its shape back. While a standby gets ready to join a pipeline, nothing else
+is changed. How long the next event is to be expected is known only from what this coordinator has
+seen; another one begins anew.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+from megatron_bamboo.agent.calls import Calls
+from megatron_bamboo.agent.job import JobShape
+from megatron_bamboo.agent.members import Members
+from megatron_bamboo.agent.report import Reporter
+from megatron_bamboo.membership.decision import StepReport
+from megatron_bamboo.observe.events import Emitter
+from megatron_bamboo.planner.growing import growable, to_begin
+from megatron_bamboo.planner.healing import Vacancy, vacancies
+from megatron_bamboo.planner.plan import Plan
+from megatron_bamboo.planner.rearranging import NewCut, Proposal
+from megatron_bamboo.recovery.outlook import Weighing, expected_seconds
+from megatron_bamboo.recovery.prices import Prices
+from megatron_bamboo.recovery.view import History
+
+
+class Rearranger:
+    """Which pipeline is to be cut anew, and which standby has been called for it."""
+
+    def __init__(
+        self,
+        shape: JobShape,
+        members: Members,
+        calls: Calls,
+        events: Emitter,
+        reporter: Reporter,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rearranging = shape.rearranging()
+        # Who did not ask for other pipelines is not told why there are none.
+        self._why_not = shape.why_cuts_stay() if shape.balance() is not None else None
+        self._members = members
+        self._calls = calls
+        self._events = events
+        self._reporter = reporter
+        self._now = now
+        self._began = now()
+        self._known: set[str] | None = None
+        self._moments: list[float] = []
+        self._epoch = -1
+        self._seconds: float | None = None
+        """What the fastest step of the newest epoch has taken."""
+        self._said: tuple[int, NewCut, bool] | None = None
+        """What was weighed last: in which epoch, what, and whether it pays."""
+        self.waits = False
+        """Whether a standby gets ready to join a pipeline."""
+
+    def note(self, report: StepReport) -> None:
+        """A step has passed."""
+        if report.epoch > self._epoch or self._seconds is None:
+            self._epoch, self._seconds = report.epoch, report.seconds
+        elif report.epoch == self._epoch:
+            self._seconds = min(self._seconds, report.seconds)
+
+    def due(self, plan: Plan) -> NewCut | None:
+        """The new cut that can be made now; a standby is called if need be."""
+        self._look_around(plan)
+        self.waits = False
+        if self._why_not is not None and vacancies(plan):
+            self._reporter.once("cuts-stay", f"pipelines keep their cuts: {self._why_not}")
+        if self._rearranging is None or plan.change is not None:
+            return None
+        called = self._called(plan)
+        if any(not self._members.is_ready(node) for node in called):
+            self.waits = True
+            return None
+        proposals = (
+            *(self._rearranging.widened(plan, node) for node in called),
+            self._rearranging.shrunk(plan),
+        )
+        for proposal in proposals:
+            if proposal is not None and self._pays(proposal, plan):
+                return proposal.wanted
+        self._call(plan)
+        return None
+
+    def _call(self, plan: Plan) -> None:
+        """Call a standby if it is worth to join a pipeline, and no other one waits for it."""
+        assert self._rearranging is not None
+        idle = self._calls.idle(plan)
+        if not idle or vacancies(plan) or growable(plan):
+            return
+        proposal = self._rearranging.widened(plan, idle[0])
+        if proposal is not None and self._pays(proposal, plan):
+            place = Vacancy(proposal.wanted.pipeline, len(proposal.pipeline.stages) - 1)
+            self._calls.call(idle[0], place, proposal.pipeline)
+            self.waits = True
+
+    def _called(self, plan: Plan) -> list[str]:
+        """The standbys that were called for more stages than their pipeline has."""
+        called = self._calls.called(plan).items()
+        return [node for node, place in called if _is_new(plan, place)]
+
+    def _pays(self, proposal: Proposal, plan: Plan) -> bool:
+        """Whether a new cut is worth what it costs, by what is known of the steps so far."""
+        if self._seconds is None:
+            return False
+        history = History(self._began, tuple(self._moments))
+        tick = self._seconds / proposal.ticks_before
+        weighing = Weighing(
+            expected_seconds(history, self._now()),
+            tick * proposal.ticks_healed,
+            tick * proposal.ticks,
+            # State moves within one step.
+            self._seconds,
+            Prices().switch_seconds,
+        )
+        said = (plan.epoch, proposal.wanted, weighing.pays)
+        if said != self._said:
+            self._said = said
+            numbers = {"unchanged": weighing.unchanged, "changed": weighing.changed}
+            self._events.emit(
+                "new_cut",
+                epoch=plan.epoch,
+                wanted=asdict(proposal.wanted),
+                pays=weighing.pays,
+                **asdict(weighing),
+                **numbers,
+            )
+        return weighing.pays
+
+    def _look_around(self, plan: Plan) -> None:
+        """Take note of when nodes were lost or came."""
+        came = set(self._members.waiting_standbys()) - set(plan.nodes)
+        names = {f"-{node}" for node in self._members.lost} | {f"+{node}" for node in came}
+        known = names if self._known is None else self._known
+        self._moments += [self._now()] * len(names - known)
+        self._known = known | names
+
+
+def _is_new(plan: Plan, place: Vacancy) -> bool:
+    """Whether a place is none that its pipeline has, or begins again with."""
+    pipeline = plan.pipelines[place.pipeline]
+    if not pipeline.stages:
+        pipeline = to_begin(plan, place.pipeline)
+    return place.rank >= pipeline.shape.num_stages

@@ -1,0 +1,140 @@
+"""When a pipeline is cut anew, and who is called for it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatron_bamboo.agent.calls import Calls
+from megatron_bamboo.agent.job import JobShape
+from megatron_bamboo.agent.members import Members
+from megatron_bamboo.agent.rearranger import Rearranger
+from megatron_bamboo.agent.report import Reporter
+from megatron_bamboo.membership.assignment import called_key
+from megatron_bamboo.membership.decision import StepDecision, StepReport
+from megatron_bamboo.membership.store_server import AgentLink
+from megatron_bamboo.membership.table import Table
+from megatron_bamboo.observe.events import EventLog, read_events
+from megatron_bamboo.planner.arrangement import equal_pipelines
+from megatron_bamboo.planner.dissolving import go_on_after
+from megatron_bamboo.planner.plan import Plan, initial_plan
+from megatron_bamboo.planner.rearranging import NewCut, rearrange
+
+NODES = ("node0", "node1", "node2")
+SHAPE = JobShape(
+    equal_pipelines(3, 1, 6, layers_per_chunk=2), "lazy", 9, 6, policy="auto", lease_seconds=60.0
+)
+PAIR = replace(SHAPE, arrangement=equal_pipelines(2, 1, 6, layers_per_chunk=3))
+DECISION = StepDecision(3, False, (), "as the test wants it")
+
+
+class Writer:
+    """Stands in for an agent's connection."""
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, _frame: bytes) -> None:
+        pass
+
+
+class Job:
+    """What a coordinator knows of a job whose nodes have all joined."""
+
+    def __init__(self, folder: Path, shape: JobShape, standbys: Sequence[str] = ()) -> None:
+        self.folder = folder
+        self.shape = shape
+        self.table = Table()
+        self.nodes = NODES[: shape.arrangement.num_nodes]
+        self.plan = initial_plan(self.nodes, shape.arrangement, shape.redundancy)
+        events = EventLog(folder, "coordinator")
+        members = Members(self.nodes, self.table, events, standbys=standbys)
+        for node in (*self.nodes, *standbys):
+            members.joined(AgentLink(node, 100, Writer()))  # type: ignore[arg-type]
+        reporter = Reporter(self.table, shape)
+        calls = Calls(members, self.table)
+        self.rearranger = Rearranger(shape, members, calls, events, reporter, lambda: 0.0)
+
+    def passed(self, seconds: float, step: int = 2) -> None:
+        report = StepReport(step, 0, (1.0).hex(), 0.1, None, 6 * step, seconds, ())
+        self.rearranger.note(report)
+
+    def without(self, *lost: str) -> Plan:
+        return go_on_after(self.plan, set(lost), DECISION, 1, self.shape.balance())
+
+    def weighed(self) -> list[bool]:
+        return [e["pays"] for e in read_events(self.folder) if e["event"] == "new_cut"]
+
+
+def test_a_pipeline_that_has_lost_a_node_is_cut_anew_once_it_is_known_how_long_steps_take(
+    tmp_path: Path,
+) -> None:
+    job = Job(tmp_path, SHAPE)
+    hit = job.without("node1")
+    assert job.rearranger.due(hit) is None
+    job.passed(2.0)
+    assert job.rearranger.due(hit) == NewCut(0)
+    assert job.rearranger.due(job.plan) is None
+    assert job.weighed() == [True]
+
+
+def test_it_is_not_where_the_next_event_would_come_before_it_is_made(tmp_path: Path) -> None:
+    job = Job(tmp_path, SHAPE)
+    job.passed(700.0)
+    assert job.rearranger.due(job.without("node1")) is None
+    assert job.weighed() == [False]
+
+
+def test_the_fastest_step_of_an_epoch_says_how_long_one_takes(tmp_path: Path) -> None:
+    job = Job(tmp_path, SHAPE)
+    job.passed(700.0)
+    job.passed(2.0, step=3)
+    job.passed(700.0, step=4)
+    assert job.rearranger.due(job.without("node1")) == NewCut(0)
+
+
+def test_a_standby_is_called_and_joins_when_it_is_ready(tmp_path: Path) -> None:
+    job = Job(tmp_path, PAIR, ["node9"])
+    job.passed(2.0)
+    assert job.rearranger.due(job.plan) is None
+    assert job.rearranger.waits
+    assert job.table.get(called_key("node9")) is not None
+    assert job.rearranger.due(job.plan) is None and job.rearranger.waits
+    job.table.set("ready/node9", b"1")
+    cut = job.rearranger.due(job.plan)
+    assert cut == NewCut(0, ("node9",)) and not job.rearranger.waits
+    rearranging = PAIR.rearranging()
+    assert rearranging is not None
+    plan = rearrange(job.plan, DECISION, 9, cut, rearranging)
+    assert job.rearranger.due(plan) is None
+    assert plan.made().pipelines[0].shape.num_stages == 3
+
+
+def test_a_standby_that_would_gain_nothing_is_not_called(tmp_path: Path) -> None:
+    job = Job(tmp_path, SHAPE, ["node9"])
+    job.passed(2.0)
+    assert job.rearranger.due(job.plan) is None
+    assert job.table.get(called_key("node9")) is None and not job.rearranger.waits
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"num_shards": 2}, "the pipelines share the optimizer's state"),
+        ({"tensor_size": 2}, "workers share layers"),
+        ({"verifies": True}, "copies of the state are compared"),
+        ({"policy": "bamboo"}, None),
+    ],
+)
+def test_where_it_cannot_be_a_line_says_so(
+    tmp_path: Path, change: dict[str, object], why: str | None
+) -> None:
+    job = Job(tmp_path, replace(SHAPE, **change))
+    job.passed(2.0)
+    lost = go_on_after(job.plan, {"node1"}, DECISION, 1, None)
+    assert job.rearranger.due(lost) is None
+    said = [key for key in job.table.items("") if "cuts-stay" in key]
+    assert bool(said) == (why is not None)
+    assert job.shape.rearranging() is None
+    assert why in (None, job.shape.why_cuts_stay())
