@@ -94,8 +94,8 @@ class Fault:
                 "a flip, and nothing else, says in which state: flip:UNIT/KIND, like "
                 "flip:layer1/parameter or flip:layer1/exp_avg"
             )
-        if isinstance(self.moment, SaveMoment) and self.how is not How.KILL:
-            raise ValueError(f"at {self.moment} a node can only be killed, not {self.how}")
+        if isinstance(self.moment, SaveMoment) and self.how not in (How.KILL, How.STOP):
+            raise ValueError(f"at {self.moment} a node is killed or stopped whole, not {self.how}")
         if isinstance(self.moment, SaveMoment) and self.step is None:
             raise ValueError(f"{self.moment} needs the iteration that is saved: write iterN")
         is_compute = isinstance(self.moment, Nth) or (

@@ -5,13 +5,17 @@ The evidence counts every forward and backward: nothing is run twice.
 
 import os
 import signal
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from evidence import Expected
 from forked_jobs import RunningJob
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
+
+from megatron_bamboo.checkpoint.moments import SaveMoment
 
 # Far more than they take even on a busy machine.
 SECONDS = 240.0
@@ -32,7 +36,13 @@ STOPPED = ("--bamboo-lease", "18")  # far longer than a node is stopped here
 def heard_of(job: RunningJob, shape: Shape) -> None:
     """Let a paused job go on when its coordinator has heard of a notice."""
     job.wait_for_event("notice")
-    job.wake(shape.node(0, shape.num_stages - 1))
+    stopped = shape.node(0, shape.num_stages - 1)
+    # Its fault is told just before it strikes.
+    agent, until = psutil.Process(job.agents()[stopped]), time.monotonic() + SECONDS
+    while agent.status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    job.wake(stopped)
 
 
 def test_a_file_says_that_a_node_is_to_leave(scenarios: ScenarioRunner, tmp_path: Path) -> None:
@@ -80,6 +90,23 @@ def test_a_notice_before_the_first_step_waits_for_it(
     finished = job.finish(SECONDS)
     assert [event["node"] for event in finished.events("drained")] == ["node2"]
     assert scenarios.complaints(finished, Expected(ONE, "bubble", ())) == []
+
+
+def test_a_notice_in_the_middle_of_a_save_lets_it_be_done_by_those_who_stay(
+    scenarios: ScenarioRunner, tmp_path: Path
+) -> None:
+    """The node that leaves leads the save, which waits for another writer."""
+    flags = (*STOPPED, "--save", str(tmp_path / "save"), "--save-interval", "2")
+    stop = f"node2@iter2:{SaveMoment.BEGIN}:stop"
+    job = scenarios.start(ONE, "lazy", stop, more_flags=flags, notices=file_of(tmp_path))
+    job.wait_for_event("fault")
+    (tmp_path / "node0.notice").touch()
+    heard_of(job, ONE)
+    finished = job.finish(SECONDS)
+    assert [event["node"] for event in finished.events("drained")] == ["node0"]
+    saved = {event["step"]: event["failure"] for event in finished.events("checkpoint")}
+    assert saved == dict.fromkeys(range(2, ONE.num_steps + 1, 2))
+    assert scenarios.complaints(finished, Expected(ONE, "lazy", ())) == []
 
 
 def test_notices_while_a_standby_takes_a_victims_place(
