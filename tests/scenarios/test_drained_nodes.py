@@ -207,7 +207,7 @@ def test_a_standby_that_dies_while_it_takes_a_place_leaves_the_node_to_its_shado
     scenarios: ScenarioRunner,
 ) -> None:
     shape = replace(ONE, num_steps=24)
-    with in_step_3(scenarios, shape, "eager", "node3@change:3COMMIT", num_standbys=1) as job:
+    with in_step_3(scenarios, shape, "eager", "node3@change:1RECV_STATE", num_standbys=1) as job:
         assert drain(job, "node1", "--wait", "0") == 0
         await_ready(job, shape, "node3")
     finished = job.finish(SECONDS)
