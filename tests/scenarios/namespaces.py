@@ -62,6 +62,11 @@ class Namespaces:
         lost = ("lladdr", NOBODY, "dev", device, "nud", "permanent")
         self._ip(sender, "neigh", "replace", address(receiver), *lost)
 
+    def mend(self, sender: str, receiver: str) -> None:
+        """Undo a cut."""
+        device = BRIDGE if sender == HUB else INTERFACE
+        self._ip(sender, "neigh", "del", address(receiver), "dev", device)
+
     def _connect_hub(self) -> None:
         self._ip(HUB, "link", "add", BRIDGE, "type", "bridge")
         self._ip(HUB, "addr", "add", f"{address(HUB)}/24", "dev", BRIDGE)
