@@ -31,6 +31,7 @@ from megatron_bamboo.config import (
     without_nodes,
 )
 from megatron_bamboo.config.emulation import known_bandwidth
+from megatron_bamboo.config.options import OnTooFew
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.place import LOOP
 from megatron_bamboo.membership.raised import Raised, tell_raised
@@ -285,6 +286,7 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
         indices=str(index_folder(options, layout)),
         restores=options.restores,
         saves=options.checkpoint.save is not None,
+        waits=options.bamboo.bamboo_on_too_few is OnTooFew.WAIT,
         interface=options.bamboo.bamboo_interface,
         unit_bytes=read_unit_bytes(options, get_args().padded_vocab_size),
         verifies=options.bamboo.bamboo_verify_replicas > 0,

@@ -55,7 +55,7 @@ from megatron_bamboo.execution.verification import Verification
 from megatron_bamboo.execution.whereabouts import Whereabouts
 from megatron_bamboo.membership.assignment import Assignment
 from megatron_bamboo.membership.decision import StepReport
-from megatron_bamboo.membership.place import FINISH, LEAVE, LOOP, SAVE, START
+from megatron_bamboo.membership.place import FINISH, HOLD, LEAVE, LOOP, SAVE, START
 from megatron_bamboo.membership.raised import Raised, tell_raised
 from megatron_bamboo.membership.restores import GoBack
 from megatron_bamboo.membership.store_client import StoreClient
@@ -79,6 +79,7 @@ from megatron_bamboo.script.providers import Script
 from megatron_bamboo.script.state import get_args
 
 T = TypeVar("T")
+_HOLD_POLL_SECONDS = 0.05
 
 
 def _num_working(plan: Plan) -> int:
@@ -266,8 +267,18 @@ class Worker:
         with self._where.at(step, LOOP):
             result = self._train_step(step, one_step)
         with self._where.at(step, SAVE):
-            self._checkpoints.save_if_due(step, self._executor, step == self.last_step)
+            hold = self.plan.hold
+            is_held = hold is not None and step == hold.step
+            self._checkpoints.save_if_due(step, self._executor, step == self.last_step, is_held)
+        self._await_nodes(step)
         return result
+
+    def _await_nodes(self, step: int) -> None:
+        """Stay between two steps for as long as the plan says so."""
+        while (hold := self.plan.hold) is not None and hold.stops(step):
+            with self._where.at(step, HOLD):  # anew each time: however long it is, it is no hang
+                time.sleep(_HOLD_POLL_SECONDS)
+                self._executor.follow_plans()
 
     def megatrons_step(self, forward_backward_func: Callable[..., list[Any]]) -> list[Any]:
         """The call of it in Megatron-LM's own loop."""

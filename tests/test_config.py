@@ -209,6 +209,16 @@ def test_what_megatron_has_and_we_have_not_is_refused_by_name(
         ("--tensor-model-parallel-size 2", 2, "needs bamboo run --workers-per-node 2, not 1"),
         ("", 1, "use --bamboo-redundancy none or --pipeline-model-parallel-size 2 or more"),
         (
+            "--bamboo-on-too-few wait --pipeline-model-parallel-size 2",
+            2,
+            "--bamboo-on-too-few wait saves first: add --save and the folder",
+        ),
+        (
+            "--bamboo-on-too-few wait --save x --bamboo-redundancy none",
+            1,
+            "--bamboo-on-too-few wait is about pipelines with replicas: leave it out, or use",
+        ),
+        (
             "--bamboo-policy oobleck --pipeline-model-parallel-size 2",
             2,
             "--bamboo-policy oobleck does without replicas: add --bamboo-redundancy none",

@@ -9,6 +9,7 @@ into the next epoch. The decisions themselves are pure functions elsewhere
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from megatron_bamboo.agent.ending import Ending
 from megatron_bamboo.agent.grower import Grower
 from megatron_bamboo.agent.headway import Headway
 from megatron_bamboo.agent.healer import Healer
+from megatron_bamboo.agent.holder import Holder
 from megatron_bamboo.agent.job import JobSpec
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.agent.progress import Failures
@@ -119,6 +121,7 @@ class Coordinator:
         self._headway = Headway(shape, table, self.members, events, reporter)
         told = (table, events, reporter)
         self._restorer = Restorer(spec, self.members, calls, *told, self._headway)
+        self._holder = Holder(spec, calls, self._headway, reporter)
         self._steps_in_epoch = 0
         news = ("passed/", "record/", "saved/", "ready/", NOTICED, REMARK, FAILED_KEY, STOP_KEY)
         for prefix in news:
@@ -210,6 +213,8 @@ class Coordinator:
     async def _await_step(self) -> None:
         seconds = self._deadlines.stall_seconds
         until = self._headway.moved_at + seconds
+        if self._holder.waits(self._plan):
+            until = math.inf
         if not await self._hear(until, self._fence_at_broken_link):
             raise JobFailed(f"no iteration passed within {seconds:g} s")
 
@@ -247,7 +252,8 @@ class Coordinator:
         wish = self._wish()
         if wish is None:
             return
-        if not wish.saves or self._table.get("epoch") is None:
+        is_held = self._holder.waits(self._plan) and self._holder.may_change(self._plan)
+        if not wish.saves or is_held or self._table.get("epoch") is None:
             raise self._stopped(wish)
         self._reporter.once(STOP_KEY, f"ends after this step ({wish.cause})")
         self.members.ask_to_end()
@@ -331,7 +337,8 @@ class Coordinator:
         if self._headway.step + 1 >= self._shape.train_iters:
             stays(self._plan, "the last step is under way")
             return False
-        return self._steps_in_epoch > 0
+        is_between = self._steps_in_epoch > 0 or self._holder.waits(self._plan)
+        return is_between and self._holder.may_change(self._plan)
 
     async def _drain(self) -> bool:
         """Begin to let nodes go if some are to leave and can; whether it was so."""
@@ -364,6 +371,8 @@ class Coordinator:
         """Let a dissolved pipeline begin again if it can; whether it does."""
         is_last = self._headway.step + 1 >= self._shape.train_iters
         if self._wish() is not None or is_last or self._steps_in_epoch == 0:
+            return False
+        if not self._holder.may_change(self._plan):
             return False
         if (growth := self._grower.due(self._plan)) is None:
             return False
@@ -479,6 +488,7 @@ class Coordinator:
         return None if is_own or self._shape.num_shards > 1 else self._balance
 
     def _publish(self, plan: Plan) -> None:
+        plan = self._holder.hold(self._plan, plan, self._restorer.first_step)
         epoch = plan.epoch
         published = plan.to_json().encode()
         values = {f"plan/{epoch}": published, "epoch": str(epoch).encode()}

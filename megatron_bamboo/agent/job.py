@@ -66,6 +66,8 @@ class JobShape:
     """Whether all begin again from the last checkpoint where some state has no holder."""
     saves: bool = False
     """Whether the state after the last step is saved."""
+    waits: bool = False
+    """Whether all wait for nodes where one alone runs a pipeline."""
     interface: str | None = None
     """The network interface by which workers speak to each other; None: as the launcher says."""
     unit_bytes: tuple[int, ...] = ()

@@ -94,8 +94,11 @@ class Checkpoints:
             self._events.emit("loaded", step=step, folder=str(folder))
         return step
 
-    def save_if_due(self, step: int, follower: Follower, is_last: bool) -> None:
-        """Save after a step if it is time to; after the last one, whichever that is, it is.
+    def save_if_due(
+        self, step: int, follower: Follower, is_last: bool, waits: bool = False
+    ) -> None:
+        """Save after a step if it is time to; after the last one, whichever that is, it is, and
+        after one after which all wait.
 
         A checkpoint that cannot be written stops no training, since none is needed but to start
         again: the next one may work. After the last step there is no next one.
@@ -104,7 +107,7 @@ class Checkpoints:
             TrainingError: the state after the last step could not be saved.
         """
         interval = self._options.save_interval
-        is_due = is_last or (interval is not None and step % interval == 0)
+        is_due = is_last or waits or (interval is not None and step % interval == 0)
         if self._saver is None or not is_due:
             return
         saved = self._saver.save(step, follower)

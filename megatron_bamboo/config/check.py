@@ -19,6 +19,7 @@ from megatron_bamboo.config.options import (
     DataOptions,
     ModelOptions,
     OnNoHolder,
+    OnTooFew,
     Options,
     PrecisionOptions,
     ReplicaMemory,
@@ -64,6 +65,7 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
             "--bamboo-redundancy none or --pipeline-model-parallel-size 2 or more"
         )
     _check_policy(options.bamboo)
+    _check_waiting(options)
     _check_mirrors(options.bamboo)
     _check_deferred(options.bamboo)
     _check_bandwidth(model, options.bamboo)
@@ -101,6 +103,18 @@ def _check_policy(options: BambooOptions) -> None:
         raise UserError(
             f"--bamboo-policy {policy} goes back to a checkpoint at each loss: leave out "
             "--bamboo-on-no-holder stop"
+        )
+
+
+def _check_waiting(options: Options) -> None:
+    if options.bamboo.bamboo_on_too_few is OnTooFew.GO_ON:
+        return
+    if options.checkpoint.save is None:
+        raise UserError("--bamboo-on-too-few wait saves first: add --save and the folder")
+    if options.bamboo.bamboo_redundancy is Redundancy.NONE:
+        raise UserError(
+            "--bamboo-on-too-few wait is about pipelines with replicas: leave it out, or use "
+            "--bamboo-redundancy lazy, bubble or eager"
         )
 
 

@@ -23,6 +23,13 @@ class OnNoHolder(StrEnum):
     RESTORE = "restore"  # all begin again from the last checkpoint
 
 
+class OnTooFew(StrEnum):
+    """What is done when one node alone runs a pipeline, so that nothing protects it."""
+
+    GO_ON = "go-on"
+    WAIT = "wait"  # the step is saved, and the next one begins when there is another node
+
+
 class ReplicaMemory(StrEnum):
     """Where a redundant forward leaves what its backward would need."""
 
@@ -212,6 +219,12 @@ class BambooOptions:
         "restore with --save or --load, else stop)",
         None,
         tuple(OnNoHolder),
+    )
+    bamboo_on_too_few: OnTooFew = _option(
+        "where one node is left of a pipeline: go-on (unprotected, with a warning) or wait (save, "
+        "and go on when another node has come)",
+        OnTooFew.GO_ON,
+        tuple(OnTooFew),
     )
     bamboo_mirror_gradients: int = _option(
         "each stage sends its replica the gradient so far, so often a step, so that a takeover "

@@ -139,6 +139,19 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """A step that all save, and after which they wait for a plan that ends it."""
+
+    step: int
+    is_over: bool = False
+    """Then only the save may still be under way."""
+
+    def stops(self, step: int) -> bool:
+        """Whether nobody goes on after a step."""
+        return step == self.step and not self.is_over
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Who runs and holds what from ``epoch`` on, and why it came to this."""
 
@@ -158,6 +171,8 @@ class Plan:
     restored: Checkpoint | None = None
     """The state from which all begin again in this epoch, in new pipelines: whatever came after it
     counts no more. None where the epoch goes on from what live nodes hold."""
+    hold: Hold | None = None
+    """After which step all wait for nodes."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -267,7 +282,7 @@ class Plan:
         values: dict[str, Any] = json.loads(text)
         decision = values.pop("decision")
         change = values.pop("change")
-        restored = values.pop("restored")
+        restored, hold = values.pop("restored"), values.pop("hold")
         return cls(
             epoch=int(values.pop("epoch")),
             pipelines=tuple(map(PipelinePlan.from_fields, values.pop("pipelines"))),
@@ -276,6 +291,7 @@ class Plan:
             decision=None if decision is None else StepDecision.from_fields(decision),
             change=None if change is None else _change(change),
             restored=None if restored is None else Checkpoint(**restored),
+            hold=None if hold is None else Hold(**hold),
             **values,
         )
 
