@@ -93,16 +93,18 @@ class JobShape:
         balance = self.balance()
         if balance is None or self.why_cuts_stay() is not None:
             return None
-        return Rearranging(balance, self.unit_bytes or (1,) * self.arrangement.num_units)
+        unit_bytes = self.unit_bytes or (1,) * self.arrangement.num_units
+        return Rearranging(balance, unit_bytes, self.num_shards > 1)
 
     def why_cuts_stay(self) -> str | None:
         """Why pipelines are never cut anew, whatever the policy; None if they may be."""
         costs = {self.costs_of(number) for number in range(len(self.arrangement.pipelines))}
         fills_gaps = self.redundancy == Redundancy.BUBBLE and costs != {EQUAL_COSTS}
+        pipelines = self.arrangement.pipelines
+        # All reduce units in one order only where each stage has a single range of them.
+        has_chunks = len(pipelines) > 1 and pipelines[0].num_chunks > 1
         reasons = {
-            "stages have several chunks": self.arrangement.pipelines[0].num_chunks > 1,
-            "the pipelines share the optimizer's state": self.num_shards > 1,
-            "workers share layers": self.tensor_size > 1,
+            "the stages of several pipelines have several chunks": has_chunks,
             "copies of the state are compared": self.verifies,
             "redundant forwards are placed by the costs of the first cut": fills_gaps,
             f"the model has more than {MAX_STAGES} units": self.arrangement.num_units > MAX_STAGES,

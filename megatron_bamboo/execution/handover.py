@@ -51,7 +51,7 @@ class UnitHandover:
     def shape_of(self, receive: Action) -> TensorShape:
         """What the message of a receive looks like."""
         stage, name = self._coming(receive.stage)
-        gradient = stage.units[name].reduced
+        gradient = stage.units[name].stepped_gradient
         if receive.op is Op.RECV_UNIT_GRADIENT:
             return TensorShape(tuple(gradient.shape), gradient.dtype, gradient.device)
         return TensorShape((num_bytes(stage, name),), torch.uint8, gradient.device)
@@ -61,9 +61,10 @@ class UnitHandover:
         self._send(number, Op.RECV_UNIT, peer, self._pack(*self._own(number)), state)
 
     def send_gradient(self, number: int, peer: str, state: StepState) -> None:
-        """Send a unit's final gradient: a copy, since the optimizer's step changes it."""
+        """Send a unit's final gradient, or the share of it that is stepped here: a copy, since the
+        optimizer's step changes it."""
         stage, name = self._own(number)
-        gradient = stage.units[name].reduced.clone()
+        gradient = stage.units[name].stepped_gradient.clone()
         self._send(number, Op.RECV_UNIT_GRADIENT, peer, gradient, state)
 
     def take_state(self, number: int, peer: str | None, state: StepState, receive: Receive) -> None:
@@ -94,10 +95,10 @@ class UnitHandover:
         stage, name = self._coming(number)
         if peer is None:
             own, _ = self._own(number)
-            gradient = own.units[name].reduced
+            gradient = own.units[name].stepped_gradient
         else:
             gradient = receive(_message(number, Op.RECV_UNIT_GRADIENT, state), peer)
-        stage.units[name].reduced.copy_(gradient)
+        stage.units[name].stepped_gradient.copy_(gradient)
 
     def _own(self, number: int) -> tuple[Stage, str]:
         return _stage_with(self._names[number], self._held.stages)

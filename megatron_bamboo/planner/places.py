@@ -9,7 +9,7 @@ Zones are what couples places: a zone is lost as a whole.
 from collections import defaultdict
 from dataclasses import dataclass
 
-from megatron_bamboo.planner.arrangement import Arrangement
+from megatron_bamboo.planner.arrangement import Arrangement, PipelineShape
 
 Place = tuple[int, int]
 """Pipeline and stage."""
@@ -62,11 +62,14 @@ def units_needed(arrangement: Arrangement) -> tuple[frozenset[int], ...]:
     A pipeline of one stage is shadowed by the other pipelines, which have its units anyway.
     """
     return tuple(
-        frozenset(range(*pipeline.spans[stage]))
-        | frozenset(range(*pipeline.spans[(stage + 1) % pipeline.num_stages]))
+        _units(pipeline, stage) | _units(pipeline, (stage + 1) % pipeline.num_stages)
         for pipeline in arrangement.pipelines
         for stage in range(pipeline.num_stages)
     )
+
+
+def _units(pipeline: PipelineShape, stage: int) -> frozenset[int]:
+    return frozenset(unit for span in pipeline.spans_of(stage) for unit in range(*span))
 
 
 def clashes_of(arrangement: Arrangement) -> tuple[Clash, ...]:

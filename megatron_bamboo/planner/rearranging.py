@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from megatron_bamboo.membership.decision import StepDecision
-from megatron_bamboo.planner.arrangement import Arrangement, PipelineShape, StageSpan
+from megatron_bamboo.planner.arrangement import Arrangement, StageSpan
 from megatron_bamboo.planner.cut import Cutter
 from megatron_bamboo.planner.healing import first_open_step, next_plan, protected
 from megatron_bamboo.planner.holders import held_by
@@ -68,6 +68,8 @@ class Rearranging:
 
     balance: Balance
     unit_bytes: tuple[int, ...]
+    shares_state: bool = False
+    """Whether each pipeline has a share of the optimizer's state, which no other one can give."""
 
     def shrunk(self, plan: Plan) -> Proposal | None:
         """The best new cut of a pipeline whose nodes run several stages; None if none gains."""
@@ -92,18 +94,18 @@ class Rearranging:
         """One new cut, whatever it gains; None where the pipeline cannot have it."""
         before = plan.pipelines[wanted.pipeline]
         nodes = tuple(dict.fromkeys((*before.stages, *wanted.joining)))
-        num_layers = before.shape.num_units - 2
-        if not before.stages or not FEWEST_STAGES <= len(nodes) <= num_layers:
+        most = (before.shape.num_units - 2) // before.shape.num_chunks
+        if not before.stages or not FEWEST_STAGES <= len(nodes) <= most:
             return None
         if before.shape.num_stages < FEWEST_STAGES:
             return None
-        after = self._placed(plan, before, nodes)
+        after = self._placed(before, nodes)
         total = plan.arrangement.total_microbatches
         cut = (*plan.pipelines[: wanted.pipeline], after, *plan.pipelines[wanted.pipeline + 1 :])
         shares, healed = self.balance.best(cut, total), tuple(map(protected, plan.pipelines))
         pipelines = shares.apply(cut)
-        needed = held_by(pipelines)
-        moves = plan_transfers(needed, held_by(plan.pipelines), self._links)
+        needed, sources = held_by([after]), [before] if self.shares_state else plan.pipelines
+        moves = plan_transfers(needed, held_by(sources), self._links)
         assert not moves.lost_units, "each unit of a plan in force has a live holder"
         return Proposal(
             wanted,
@@ -114,21 +116,22 @@ class Rearranging:
             shares.ticks,
         )
 
-    def _placed(self, plan: Plan, before: PipelinePlan, nodes: tuple[str, ...]) -> PipelinePlan:
-        shape = PipelineShape(self._spans(len(nodes)), before.shape.num_microbatches)
+    def _placed(self, before: PipelinePlan, nodes: tuple[str, ...]) -> PipelinePlan:
+        spans = self._spans(len(nodes) * before.shape.num_chunks)
+        shape = replace(before.shape, spans=spans)
         stay = {node: (0, stage) for stage, node in reversed([*enumerate(before.stages)])}
-        holdings = Holdings(held_by(plan.pipelines), self._links.unit_bytes, stay=stay)
+        holdings = Holdings(held_by([before]), self._links.unit_bytes, stay=stay)
         (placed,) = place_nodes(Arrangement((shape,)), nodes, holdings).pipelines
         return protected(PipelinePlan(placed, (None,) * len(placed), placed, shape))
 
-    def _spans(self, num_stages: int) -> tuple[StageSpan, ...]:
-        """The best cut in which each stage has a layer."""
+    def _spans(self, num_parts: int) -> tuple[StageSpan, ...]:
+        """The best cut in which each part, a stage or a chunk of one, has a layer."""
         first, *others = self.balance.works
         *others, last = others
         layers = [*others]
         layers[0] += first
         layers[-1] += last
-        cuts = Cutter(layers).best(num_stages).spans
+        cuts = Cutter(layers).best(num_parts).spans
         # Of the units the embedding comes before the layers, and the head after them.
         ends = [past + 1 for _, past in cuts[:-1]]
         return tuple(zip([0, *ends], [*ends, len(layers) + 2], strict=True))

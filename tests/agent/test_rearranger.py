@@ -21,7 +21,7 @@ from megatron_bamboo.planner.dissolving import go_on_after
 from megatron_bamboo.planner.plan import Plan, initial_plan
 from megatron_bamboo.planner.rearranging import NewCut, rearrange
 
-NODES = ("node0", "node1", "node2")
+NODES = tuple(f"node{number}" for number in range(6))
 SHAPE = JobShape(
     equal_pipelines(3, 1, 6, layers_per_chunk=2), "lazy", 9, 6, policy="auto", lease_seconds=60.0
 )
@@ -121,8 +121,10 @@ def test_a_standby_that_would_gain_nothing_is_not_called(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"num_shards": 2}, "the pipelines share the optimizer's state"),
-        ({"tensor_size": 2}, "workers share layers"),
+        (
+            {"arrangement": equal_pipelines(3, 2, 6, num_chunks=2)},
+            "the stages of several pipelines have several chunks",
+        ),
         ({"verifies": True}, "copies of the state are compared"),
         ({"policy": "bamboo"}, None),
     ],

@@ -17,6 +17,7 @@ from megatron_bamboo.planner.places import units_needed
 from megatron_bamboo.planner.plan import Plan, initial_plan
 from megatron_bamboo.planner.rearranging import NewCut, Proposal, Rearranging, rearrange
 from megatron_bamboo.planner.rebalancing import Balance
+from megatron_bamboo.planner.transfers import UnitTransfer
 from megatron_bamboo.schedule.redundancy import Redundancy
 
 LAST = 100
@@ -117,6 +118,43 @@ def test_a_dissolved_pipeline_begins_with_the_cut_of_another_where_none_is_like_
     assert to_begin(gone, 1).shape.spans == ((0, 4), (4, 8))
 
 
+def test_with_a_share_of_the_optimizers_state_it_comes_from_the_own_pipeline_alone() -> None:
+    plan = without(started(), "node1")
+    assert any(m.source in plan.pipelines[1].stages for m in _moves(REARRANGING, plan))
+    sharing = replace(REARRANGING, shares_state=True)
+    assert {m.source for m in _moves(sharing, plan)} <= {"node0", "node2"}
+
+
+def _moves(rearranging: Rearranging, plan: Plan) -> tuple[UnitTransfer, ...]:
+    proposal = rearranging.shrunk(plan)
+    assert proposal is not None
+    return proposal.moves
+
+
+def test_chunks_are_cut_anew_too() -> None:
+    layers = 8
+    shape = PipelineShape(spans_of_layers((2,) * 4), 4, num_chunks=2)
+    rearranging = Rearranging(Balance((0, *[1] * layers, 0), Redundancy.LAZY), (1,) * (layers + 2))
+    proposal = rearranging.widened(started(shape), "new")
+    assert proposal is not None
+    after = proposal.pipeline
+    assert (after.shape.num_stages, after.shape.num_chunks) == (3, 2)
+    lacking = {unit for unit, node in _lacking(started(shape), proposal) if node == "new"}
+    stage = after.stages.index("new")
+    held = {
+        unit
+        for number in (stage, (stage + 1) % 3)
+        for span in after.shape.spans_of(number)
+        for unit in range(*span)
+    }
+    assert lacking == held
+
+
+def _lacking(plan: Plan, proposal: Proposal) -> list[tuple[int, str]]:
+    held, needed = held_by(plan.pipelines), held_by(proposal.pipelines)
+    return [(u, node) for node in needed for u in needed[node] - held.get(node, frozenset())]
+
+
 def test_nothing_is_cut_anew_that_gains_nothing_or_cannot_be() -> None:
     whole = started()
     assert REARRANGING.shrunk(whole) is None
@@ -174,9 +212,9 @@ def test_each_unit_that_a_node_lacks_comes_once_from_a_live_holder(
     case: tuple[Plan, Proposal],
 ) -> None:
     plan, proposal = case
-    held, needed = held_by(plan.pipelines), held_by(proposal.pipelines)
-    lacking = [(u, node) for node in needed for u in needed[node] - held.get(node, frozenset())]
-    assert sorted((move.unit, move.target) for move in proposal.moves) == sorted(lacking)
+    held = held_by(plan.pipelines)
+    moves = sorted((move.unit, move.target) for move in proposal.moves)
+    assert moves == sorted(_lacking(plan, proposal))
     assert all(move.unit in held[move.source] for move in proposal.moves)
     assert {move.source for move in proposal.moves} <= set(plan.nodes)
 
