@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from megatron_bamboo.agent.leases import beat_seconds
-from megatron_bamboo.agent.link import CoordinatorLink
+from megatron_bamboo.agent.link import CoordinatorLink, unheard_seconds
 from megatron_bamboo.execution.epochs import EpochWatch, Handlers, StepProgress
 from megatron_bamboo.execution.errors import EpochEnded
 from megatron_bamboo.execution.ledger import CommitLedger
@@ -71,7 +71,8 @@ class SimulatedNode:
         self._settings = settings
         self._credential = identity.worker(self.name)
         store, job_dir = settings.store, settings.job_dir
-        self.link = CoordinatorLink(identity, store, job_dir, STORE_SECONDS, events)
+        unheard = unheard_seconds(settings.lease_seconds)
+        self.link = CoordinatorLink(identity, store, job_dir, STORE_SECONDS, events, unheard)
         self._beat_seconds = beat_seconds(settings.lease_seconds)
         self._next_beat = time.monotonic() + random.uniform(0.0, self._beat_seconds)
         self.last_beat = 0.0
