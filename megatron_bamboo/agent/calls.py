@@ -1,6 +1,7 @@
 """Which standbys have been called, and for which places: all of it is in the store.
 
-A standby builds the stages of the one place that it is called for, and cannot be called again. One
+A standby builds the stages of the one place that it is called for, and cannot be called again; it
+may join in another place of that pipeline. One
 that does not get ready must not keep its place for ever: nothing else would protect it.
 """
 

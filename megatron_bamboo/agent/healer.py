@@ -6,10 +6,18 @@ nodes that are left. Where the policy lets microbatches change, they go with the
 themselves if nothing else is left to do.
 """
 
+from collections.abc import Sequence
+
 from megatron_bamboo.agent.calls import Calls
 from megatron_bamboo.agent.ending import Standby
 from megatron_bamboo.agent.members import Members
-from megatron_bamboo.planner.healing import can_balance, can_protect, vacancies, with_standby
+from megatron_bamboo.planner.healing import (
+    Vacancy,
+    can_balance,
+    can_protect,
+    vacancies,
+    with_standby,
+)
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.planner.rebalancing import Balance
 
@@ -24,17 +32,28 @@ class Healer:
 
     def standby_for(self, plan: Plan) -> Standby | None:
         """The standby that gets ready, or is, for a vacancy of this plan; called if need be."""
-        places = vacancies(plan)
+        if not (places := vacancies(plan)):
+            return None
         for node, place in self._calls.called(plan).items():
             if place in places:
                 return place, node
-        idle = self._calls.idle(plan)
-        if not (idle and places):
-            return None
+        if not (idle := self._calls.idle(plan)):
+            return self._called_in_vain(plan, places)
         place, node = places[0], idle[0]
         pipeline = with_standby(plan.pipelines[place.pipeline], place.rank, node)
         self._calls.call(node, place, pipeline)
         return place, node
+
+    def _called_in_vain(self, plan: Plan, places: Sequence[Vacancy]) -> Standby | None:
+        """A standby that was called for the place of a node which stays after all: in the same
+        pipeline it can take another, for it builds what it lacks when it joins."""
+        for node, called in self._calls.called(plan).items():
+            free = [place for place in places if place.pipeline == called.pipeline]
+            if free and not self._members.is_leaving(
+                plan.pipelines[called.pipeline].ranks[called.rank]
+            ):
+                return free[0], node
+        return None
 
     def is_due(self, plan: Plan, standby: Standby | None) -> bool:
         """Whether a change can be planned now."""

@@ -5,6 +5,8 @@ compares all copies of the state at the end with those of an undisturbed run.
 """
 
 import argparse
+import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -199,6 +201,26 @@ def test_who_dies_while_a_standby_takes_its_place_is_lost_and_the_standby_joins(
     finished = job.finish(SECONDS)
     assert [loss["node"] for loss in finished.events("loss")] == ["node1"]
     expected = Expected(shape, "lazy", ["node1"], {"node3": "node1"}, knows_takeovers=False)
+    assert scenarios.complaints(finished, expected) == []
+
+
+@pytest.mark.slow
+def test_a_standby_that_was_called_in_vain_takes_the_place_of_another_node(
+    scenarios: ScenarioRunner,
+) -> None:
+    shape = replace(ONE, num_steps=24)
+    with in_step_3(scenarios, shape, "lazy", num_standbys=1) as job:
+        os.killpg(job.agents()["node3"], signal.SIGSTOP)
+        assert drain(job, "node1", "--wait", "0") == 0
+        with store_of(job.request.job_dir, None) as client:
+            client.wait(["called/node3"], SECONDS)
+        assert drain(job, "node1", "--stay") == 0
+        job.wake("node3")
+        await_ready(job, shape, "node3")
+        os.killpg(job.agents()["node0"], signal.SIGKILL)
+    finished = job.finish(SECONDS)
+    assert finished.events("drained") == []
+    expected = Expected(shape, "lazy", ["node0"], {"node3": "node0"})
     assert scenarios.complaints(finished, expected) == []
 
 
