@@ -26,6 +26,7 @@ from megatron_bamboo.agent.members import Members
 from megatron_bamboo.agent.progress import Failures
 from megatron_bamboo.agent.rearranger import Rearranger
 from megatron_bamboo.agent.records import Records
+from megatron_bamboo.agent.renewer import Renewer
 from megatron_bamboo.agent.replacer import Replacer
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.agent.restorer import Restorer
@@ -122,6 +123,7 @@ class Coordinator:
         told = (table, events, reporter)
         self._restorer = Restorer(spec, self.members, calls, *told, self._headway)
         self._holder = Holder(spec, calls, self._headway, reporter)
+        self._renewer = Renewer(shape, self.members, self._restorer, self._headway, events)
         self._steps_in_epoch = 0
         news = ("passed/", "record/", "saved/", "ready/", NOTICED, REMARK, FAILED_KEY, STOP_KEY)
         for prefix in news:
@@ -150,7 +152,7 @@ class Coordinator:
             # Who is done has passed the last commit. With nobody else left, nothing is to decide.
             if lost and not (done and nodes <= done | lost):
                 await self._change_epoch(Ending(lost))
-            elif not (await self._drain() or await self._heal() or await self._grow()):
+            elif not await self._change():
                 await self._await_step()
         self._look()
         for node in sorted(lost):
@@ -178,6 +180,7 @@ class Coordinator:
         published = self._table.get(f"plan/{int(epoch)}")
         assert published is not None, f"epoch {int(epoch)} has no plan"
         self._plan = Plan.from_json(published)
+        self._renewer.found(self._plan)
         self._look()
         if (announced := self._table.get(_ending_key(self._plan.epoch))) is not None:
             await self._decide(Ending.from_json(announced))
@@ -295,6 +298,7 @@ class Coordinator:
         for report in self._headway.look():
             self._steps_in_epoch += report.epoch == self._plan.epoch
             self._rearranger.note(report)
+            self._renewer.passed(report, self._plan)
             self._note_change(report)
             self._calls.give_up_late(self._plan, self._deadlines.stall_seconds)
             if self._steps_in_epoch == STEPS_TO_FORM_GROUPS:
@@ -340,6 +344,11 @@ class Coordinator:
         is_between = self._steps_in_epoch > 0 or self._holder.waits(self._plan)
         return is_between and self._holder.may_change(self._plan)
 
+    async def _change(self) -> bool:
+        """Begin what is planned and no loss, if it is time for something; whether it was."""
+        planned = await self._drain() or await self._heal() or await self._grow()
+        return planned or await self._renew()
+
     async def _drain(self) -> bool:
         """Begin to let nodes go if some are to leave and can; whether it was so."""
         self._drainer.look(self._plan)
@@ -379,6 +388,16 @@ class Coordinator:
         await self._change_epoch(Ending(growth=growth))
         return True
 
+    async def _renew(self) -> bool:
+        """Let all begin again with those who have come if that pays; whether it does."""
+        is_last = self._headway.step + 1 >= self._shape.train_iters
+        if self._wish() is not None or is_last or self._steps_in_epoch == 0:
+            return False
+        if not (nodes := self._renewer.due(self._plan)):
+            return False
+        await self._change_epoch(Ending(renewing=nodes))
+        return True
+
     async def _change_epoch(self, ending: Ending) -> None:
         """End the epoch, decide its newest step, and publish the plan that follows.
 
@@ -415,6 +434,10 @@ class Coordinator:
         decision, records = None, counting_records(self._plan, records)
         if any(isinstance(record, Record) for record in records.values()):
             decision = decide_step(records, self._records.confirmed(epoch))
+        if ending.renewing and not lost:
+            came = ", ".join(n for n in ending.renewing if n not in self._plan.nodes)
+            self._begin_again(ending.renewing, f"{came} can take a place", decision)
+            return
         if not lost:
             self._publish_change(ending, decision)
             return
@@ -427,22 +450,33 @@ class Coordinator:
         """Publish the plan by which all begin again; NoHolder where they may not, or nobody is."""
         before = self._plan
         freed = {*before.freed(decision), *self._drainer.going()}
-        decided = 0 if decision is None else decision.step - (not decision.applied)
         if self._wish() is not None:
             raise error
-        self._restorer.check(before, error, max(decided, self._headway.step))
+        self._restorer.check(before, error, self._passed_step(decision))
         until = time.monotonic() + self._deadlines.joining_seconds
         while not (nodes := self._restorer.nodes(before, freed)):
             if not self._restorer.awaits_nodes or not await self._hear(until):
                 raise error
+        self._begin_again(nodes, str(error), decision)
+
+    def _begin_again(self, nodes: tuple[str, ...], why: str, decision: StepDecision | None) -> None:
         self._look()
-        lost = set(before.nodes) & self.members.lost.keys()
-        plan = self._restorer.plan(before, nodes, lost)
+        before, lost = self._plan, set(self._plan.nodes) & self.members.lost.keys()
+        there = tuple(node for node in nodes if node not in self.members.lost)
+        plan = self._restorer.plan(before, there, lost)
         with self._table.together():
-            self._restorer.note(before, plan, str(error), max(decided, self._headway.step))
+            self._restorer.note(before, plan, why, self._passed_step(decision))
             self._publish(plan)
-            self._reporter.lost({node: self.members.lost[node] for node in plan.lost}, plan)
+            if lost:
+                self._reporter.lost({node: self.members.lost[node] for node in plan.lost}, plan)
+            else:
+                self._reporter.note(f"epoch {plan.epoch}: {plan.reason}")
             self._drainer.dismiss(before.epoch, plan)
+
+    def _passed_step(self, decision: StepDecision | None) -> int:
+        """The newest step that has passed, or is decided to."""
+        decided = 0 if decision is None else decision.step - (not decision.applied)
+        return max(decided, self._headway.step)
 
     def _publish_change(self, ending: Ending, decision: StepDecision | None) -> None:
         # Who was asked to end may do so after any step: nothing moves in one.
@@ -513,6 +547,7 @@ class Coordinator:
         self._plan = plan
         self._steps_in_epoch = 0
         self._headway.moved()
+        self._renewer.published(plan)
         # Under a new plan every worker begins to wait anew.
         self.members.waits.clear()
 

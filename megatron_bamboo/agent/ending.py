@@ -30,6 +30,8 @@ class Ending:
     """Who becomes a pipeline."""
     cut: NewCut | None = None
     """Which pipeline is cut anew, and who joins it."""
+    renewing: tuple[str, ...] = ()
+    """All who go back to the last checkpoint, to begin again with those of them who have come."""
 
     def to_json(self) -> str:
         """The value of ``ending/<epoch>``."""
@@ -38,7 +40,7 @@ class Ending:
         values["replacing"] = [_fields(standby) for standby in self.replacing]
         growth = None if self.growth is None else asdict(self.growth)
         cut = None if self.cut is None else asdict(self.cut)
-        return json.dumps({**values, "growth": growth, "cut": cut})
+        return json.dumps({**values, "growth": growth, "cut": cut, "renewing": self.renewing})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -54,7 +56,8 @@ class Ending:
         if cut is not None:
             cut = NewCut(cut["pipeline"], tuple(cut["joining"]))
         lost, leaving = frozenset(values["lost"]), tuple(values["leaving"])
-        return cls(lost, standby, leaving, replacing, growth, cut)
+        renewing = tuple(values["renewing"])
+        return cls(lost, standby, leaving, replacing, growth, cut, renewing)
 
 
 def _fields(standby: Standby) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from megatron_bamboo.planner.rearranging import NewCut
         Ending(leaving=("node3", "node1"), replacing=((Vacancy(0, 1), "node8"),)),
         Ending(cut=NewCut(1, ("node9",))),
         Ending(growth=Growth(1, ("node6", "node2.2"))),
+        Ending(renewing=("node0", "node2.2")),
     ],
-    ids=["losses", "a standby", "who leaves", "a new cut", "a pipeline that begins"],
+    ids=["losses", "a standby", "who leaves", "a new cut", "a pipeline that begins", "all"],
 )
 def test_any_coordinator_reads_what_was_announced(ending: Ending) -> None:
     assert Ending.from_json(ending.to_json().encode()) == ending

@@ -75,6 +75,25 @@ def test_standbys_begin_again_too_with_shared_state_and_lose_again(
     assert end["pipelines"][0]["stages"] == ["node4", "node5"]
 
 
+def test_newcomers_are_taken_in_by_a_return_that_pays(
+    scenarios: ScenarioRunner, tmp_path: Path
+) -> None:
+    shape = Shape(2, 2, num_steps=40)
+    flags = ("--save", str(tmp_path / "save"), "--save-interval", "10")
+    flags += ("--bamboo-policy", "checkpoint")
+    fault = "node3@iter3:1.0B1"
+    job = scenarios.run(shape, "none", fault, more_flags=flags, respawn_seconds=0.3)
+    assert job.result.status == 0, job.result.message
+    loss, *others = (event["why"] for event in job.events("restored"))
+    assert "stage 1 has no live holder" in loss
+    assert [why.endswith("can take a place") for why in others] == [True]
+    (weighed,) = (event for event in job.events("renewal") if event["pays"])
+    assert weighed["changed"] > weighed["unchanged"] > 0
+    (end,) = job.events("finished_job")
+    assert [pipe["shape"]["num_microbatches"] for pipe in end["pipelines"]] == [4, 4]
+    assert compare_runs(scenarios.undisturbed(shape), job.job_dir).max_loss_difference < 1e-5
+
+
 def test_one_node_of_two_workers_goes_on_alone(scenarios: ScenarioRunner, tmp_path: Path) -> None:
     shape = Shape(2, 1, num_steps=4, tensor_size=2)
     flags = ("--save", str(tmp_path / "save"), "--save-interval", "1")
