@@ -29,14 +29,17 @@ def inputs_of(options: Options) -> tuple[Input, ...]:
 
 def _own_modules() -> Iterator[Input]:
     """Those that are neither installed nor this package's, which all are compared anyway."""
-    paths, own = sysconfig.get_paths(), Path(megatron_bamboo.__file__).parent
+    paths = sysconfig.get_paths()
     libraries = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     libraries += [*site.getsitepackages(), site.getusersitepackages()]
-    installed = [own, *(Path(library).resolve() for library in libraries)]
+    libraries.append(str(Path(megatron_bamboo.__file__).parent))
+    installed = [Path(library).resolve() for library in libraries]
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file is None or name == "__main__" or not file.endswith(".py"):
+        # Modules that are made at run time may name a file that is none.
+        if name == "__main__" or file is None or not Path(file).is_absolute():
             continue
         path = Path(file).resolve()
-        if not any(path.is_relative_to(place) for place in installed):
+        is_source = path.suffix == ".py" and path.is_file()
+        if is_source and not any(path.is_relative_to(place) for place in installed):
             yield "module", str(path)
