@@ -7,6 +7,7 @@ torch.
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -39,6 +40,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
+    try:
+        return _run(arguments, chosen)
+    except UserError as error:
+        print(f"bamboo {chosen}: {error}", file=sys.stderr)
+        return USER_ERROR_STATUS
+    except KeyboardInterrupt:
+        # Who is impatient and presses it again must not see where it was at.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print(f"bamboo {chosen}: interrupted", file=sys.stderr)
+        return INTERRUPTED_STATUS
+
+
+def _run(arguments: Sequence[str], chosen: str | None) -> int:
     parser = argparse.ArgumentParser(prog="bamboo", description=megatron_bamboo.__doc__)
     parser.add_argument("--version", action="version", version=megatron_bamboo.__version__)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -49,11 +63,4 @@ def main(argv: Sequence[str] | None = None) -> int:
             module.add_arguments(subparser)
             subparser.set_defaults(run_command=module.run)
     args = parser.parse_args(arguments)
-    try:
-        return int(args.run_command(args))
-    except UserError as error:
-        print(f"bamboo {args.command}: {error}", file=sys.stderr)
-        return USER_ERROR_STATUS
-    except KeyboardInterrupt:
-        print(f"bamboo {args.command}: interrupted", file=sys.stderr)
-        return INTERRUPTED_STATUS
+    return int(args.run_command(args))
