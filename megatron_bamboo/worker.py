@@ -82,8 +82,13 @@ T = TypeVar("T")
 _HOLD_POLL_SECONDS = 0.05
 
 
-def _num_working(plan: Plan) -> int:
-    return sum(pipeline.shape.num_microbatches > 0 for pipeline in plan.pipelines)
+def _sharing(layout: Layout, options: Options, plan: Plan) -> Layout:
+    """With a share of the optimizer's state for each pipeline that works under a plan; where it is
+    shared out these are always the same ones, until all begin again from a checkpoint."""
+    if not options.optimizer.use_distributed_optimizer:
+        return layout
+    working = sum(pipeline.shape.num_microbatches > 0 for pipeline in plan.pipelines)
+    return replace(layout, num_shards=working)
 
 
 def make_worker(
@@ -140,8 +145,7 @@ class Worker:
         self._start = Checkpoint(environment.start_step, options.checkpoint.load)
         if restored is not None and restored.restored is not None:
             self._home, self._start = f"{environment.node}/{restored.epoch}", restored.restored
-            if layout.num_shards > 1:
-                layout = self._layout = replace(layout, num_shards=_num_working(restored))
+            layout = self._layout = _sharing(layout, options, restored)
         self._dropout = DropoutSeeds(training.seed, environment.tensor_rank)
         self._groups = model_groups(self._tensor_group())
         prepare_process(self._groups)
@@ -149,8 +153,10 @@ class Worker:
         self._loss_scale = self._recipe.loss_scale
         with where.at(environment.start_step, START, waits_for="a place"):
             numbers = self._assignment.stages()
-            shape = self._assignment.shape
+            shape, in_force = self._assignment.shape, self._assignment.in_force
         assert shape is not None, "a stage is built before it is known whose it is"
+        if in_force is not None:
+            layout = self._layout = _sharing(layout, options, in_force)
         self._held = HeldStages(self._build_stage, Holding(numbers, shape))
         self._stages = self._held.stages
         self._scheduler = build_scheduler(

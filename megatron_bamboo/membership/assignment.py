@@ -54,6 +54,8 @@ class Assignment:
         """The number of its pipeline, once ``stages()`` has said it."""
         self.shape: PipelineShape | None = None
         """What that pipeline is, likewise."""
+        self.in_force: Plan | None = None
+        """Of a standby: the plan in which it was called, once ``stages()`` has said it."""
         if self.is_standby:
             self._plan = None
 
@@ -69,6 +71,7 @@ class Assignment:
                 self._join()
             self.pipeline = called["pipeline"]
             self.shape = PipelineShape.from_fields(called["shape"])
+            self.in_force = self._find_plan()
             return tuple(called["stages"])
         self.pipeline = self._plan.pipeline_of(self._worker)
         pipeline = self._plan.pipelines[self.pipeline]
@@ -99,6 +102,14 @@ class Assignment:
         if plan.restored is not None:
             raise GoBack(plan)
         return plan
+
+    def _find_plan(self) -> Plan:
+        """The plan in force; one that is another's by now may be forgotten just then."""
+        published = None
+        while published is None:
+            epoch = int(self._await("epoch"))
+            published = self._client.get(f"plan/{epoch}")
+        return Plan.from_json(published)
 
     def _await(self, key: str) -> bytes:
         """Wait for as long as the job lasts: its end, or that of the store, ends this worker."""

@@ -4,6 +4,8 @@ Each pipeline keeps its microbatches, on fewer nodes too: so the run has the bit
 loss, and with it those of one that is started by hand from that checkpoint.
 """
 
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
 from megatron_bamboo.agent.job import JobShape
+from megatron_bamboo.agent.outcome import Status
+from megatron_bamboo.cli import main as bamboo
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.compare import compare_runs, format_comparison
 from megatron_bamboo.rehearsal.record import Events, said_steps
@@ -102,3 +106,23 @@ def test_one_node_of_two_workers_goes_on_alone(scenarios: ScenarioRunner, tmp_pa
     assert complaints(scenarios, job, shape, ["node1"]) == []
     assert said_steps(job.result.lines) == [1, 2, 3, 4]
     assert sorted(went_back(job)) == ["node0"]
+
+
+def test_who_comes_after_all_went_back_shares_the_state_as_the_others_do(
+    scenarios: ScenarioRunner, tmp_path: Path
+) -> None:
+    """One pipeline was left of two, which has all of the optimizer's state."""
+    shape = Shape(2, 2, num_steps=10_000, variant="zero-bf16")
+    flags = ("--save", str(tmp_path / "save"), *RESTORE, "--bamboo-verify-replicas", "1")
+    job = scenarios.start(shape, "lazy", more_flags=flags, respawn_seconds=2.0)
+    job.wait_for_step("node3", 2)
+    agents = job.agents()
+    for node in ("node0", "node1", "node2"):
+        os.killpg(agents[node], signal.SIGKILL)
+    healed = job.wait_for_event("changed")["pipelines"]
+    assert len(set(healed[0]["stages"])) == 2 and healed[1]["stages"] == []
+    assert bamboo(["stop", "--save", str(job.request.job_dir)]) == 0
+    ended = job.finish()
+    assert ended.result.status == Status.STOPPED, ended.result.message
+    assert sorted(node for node, _ in ended.result.lost) == ["node0", "node1", "node2"]
+    assert ended.events("difference") == []
