@@ -49,9 +49,9 @@ class Healer:
         pipeline it can take another, for it builds what it lacks when it joins."""
         for node, called in self._calls.called(plan).items():
             free = [place for place in places if place.pipeline == called.pipeline]
-            if free and not self._members.is_leaving(
-                plan.pipelines[called.pipeline].ranks[called.rank]
-            ):
+            # Nobody has the place of one that was called to join with a new cut.
+            there = plan.pipelines[called.pipeline].ranks[called.rank : called.rank + 1]
+            if free and not any(map(self._members.is_leaving, there)):
                 return free[0], node
         return None
 

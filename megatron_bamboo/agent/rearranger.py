@@ -71,11 +71,12 @@ class Rearranger:
             self._reporter.once("cuts-stay", f"pipelines keep their cuts: {self._why_not}")
         if self._rearranging is None or plan.change is not None:
             return None
-        called = self._called(plan)
-        if any(not self._members.is_ready(node) for node in called):
+        called, crew = self._called(plan), self._crew(plan)
+        if any(not self._members.is_ready(node) for node in (*called, *crew)):
             self.waits = True
             return None
         proposals = (
+            self._rearranging.begun(plan, growable(plan)[0], crew) if crew else None,
             *(self._rearranging.widened(plan, node) for node in called),
             self._rearranging.shrunk(plan),
         )
@@ -86,16 +87,31 @@ class Rearranger:
         return None
 
     def _call(self, plan: Plan) -> None:
-        """Call a standby if it is worth to join a pipeline, and no other one waits for it."""
+        """Call standbys if it is worth to join a pipeline, or to be one that is dissolved."""
         assert self._rearranging is not None
         idle = self._calls.idle(plan)
-        if not idle or vacancies(plan) or growable(plan):
+        if not idle or vacancies(plan):
             return
-        proposal = self._rearranging.widened(plan, idle[0])
-        if proposal is not None and self._pays(proposal, plan):
-            place = Vacancy(proposal.wanted.pipeline, len(proposal.pipeline.stages) - 1)
-            self._calls.call(idle[0], place, proposal.pipeline)
-            self.waits = True
+        if gone := growable(plan):
+            # With as many as it had it begins as it was (``grower.py``).
+            if len(idle) >= to_begin(plan, gone[0]).shape.num_stages:
+                return
+            proposal = self._rearranging.begun(plan, gone[0], idle)
+        else:
+            proposal = self._rearranging.widened(plan, idle[0])
+        if proposal is None or not self._pays(proposal, plan):
+            return
+        number, nodes = proposal.wanted.pipeline, proposal.wanted.joining
+        first = 0 if gone else len(proposal.pipeline.stages) - 1
+        for rank, node in enumerate(nodes, first):
+            self._calls.call(node, Vacancy(number, rank), proposal.pipeline)
+        self.waits = True
+
+    def _crew(self, plan: Plan) -> list[str]:
+        """The standbys that were called for the dissolved pipeline that is to begin first."""
+        places = self._calls.called(plan).items()
+        numbers = growable(plan)[:1]
+        return [n for n, place in places if place.pipeline in numbers and not _is_new(plan, place)]
 
     def _called(self, plan: Plan) -> list[str]:
         """The standbys that were called for more stages than their pipeline has."""

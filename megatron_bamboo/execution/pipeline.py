@@ -123,7 +123,7 @@ class PipelineView:
     @property
     def tied(self) -> bool:
         """Whether the first stage and the last one have a weight in common."""
-        return self._is_tied and self.shape.num_stages > 1
+        return self._is_tied and len(self.pipeline.stages) > 1
 
     @property
     def _own_program(self) -> Program:
@@ -380,7 +380,7 @@ class PipelineView:
         steady = steady_schedule(
             compute_schedule(shape.num_stages, shape.num_chunks, shape.num_microbatches)
             if shape.num_microbatches
-            else no_work(shape.num_stages, shape.num_chunks),
+            else no_work(len(pipeline.stages), shape.num_chunks),
             pipeline.placement(),
             pipeline.replica_ranks(),
             self._redundancy,
@@ -395,7 +395,7 @@ class PipelineView:
 
     def runs_last_stage(self) -> bool:
         """Whether the model's end is computed here."""
-        return self.pipeline.stages[-1] == self.node
+        return self.pipeline.stages[-1:] == (self.node,)
 
     def sender_of(self, action: Action) -> str:
         """The node whose message an action waits for; this node itself where none is sent."""

@@ -66,7 +66,7 @@ def neighbours(pipeline: PipelinePlan, node: str, tied: bool) -> frozenset[str]:
     """The nodes that a node exchanges messages with; a symmetric relation."""
     stages, last = pipeline.stages, len(pipeline.stages) - 1
     edges = {(stages[s], stages[s + 1]) for s in range(last)}
-    if tied or pipeline.shape.num_chunks > 1:
+    if stages and (tied or pipeline.shape.num_chunks > 1):
         edges.add((stages[last], stages[0]))
     for primary, holder in zip(stages, pipeline.replicas, strict=True):
         if holder is not None:

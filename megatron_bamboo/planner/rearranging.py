@@ -85,6 +85,10 @@ class Rearranging:
                 alike.setdefault((pipeline.placement(), pipeline.shape), number)
         return self._best(plan, [NewCut(number, (node,)) for number in alike.values()])
 
+    def begun(self, plan: Plan, number: int, nodes: Sequence[str]) -> Proposal | None:
+        """A dissolved pipeline on fewer standbys than it had nodes; None if that gains nothing."""
+        return self._best(plan, [NewCut(number, tuple(nodes))])
+
     def _best(self, plan: Plan, wanted: Sequence[NewCut]) -> Proposal | None:
         proposals = [self.propose(plan, one) for one in wanted]
         gaining = [proposal for proposal in proposals if proposal is not None and proposal.gains]
@@ -95,9 +99,9 @@ class Rearranging:
         before = plan.pipelines[wanted.pipeline]
         nodes = tuple(dict.fromkeys((*before.stages, *wanted.joining)))
         most = (before.shape.num_units - 2) // before.shape.num_chunks
-        if not before.stages or not FEWEST_STAGES <= len(nodes) <= most:
+        if not FEWEST_STAGES <= len(nodes) <= most:
             return None
-        if before.shape.num_stages < FEWEST_STAGES:
+        if before.stages and before.shape.num_stages < FEWEST_STAGES:
             return None
         after = self._placed(before, nodes)
         total = plan.arrangement.total_microbatches
@@ -169,13 +173,15 @@ def rearrange(
 
 def _reason(before: Plan, proposal: Proposal) -> str:
     number, after = proposal.wanted.pipeline, proposal.pipeline
+    there = before.pipelines[number]
     sizes = ", ".join(str(past - first) for first, past in after.shape.spans)
-    joining = "".join(f" with {node}" for node in proposal.wanted.joining)
+    joining = "".join(f" with {node}" for node in proposal.wanted.joining if there.stages)
+    what = f"is cut anew{joining}" if there.stages else "begins again"
     saved = 1 - proposal.ticks / proposal.ticks_healed
     words = (
-        f"pipeline {number} is cut anew{joining}: {', '.join(after.stages)} have stages of {sizes} "
-        f"units instead of {before.pipelines[number].shape.num_stages} stages, for which "
-        f"{len(proposal.moves)} units move; an iteration takes {saved:.0%} less than with these"
+        f"pipeline {number} {what}: {', '.join(after.stages)} have stages of {sizes} units instead "
+        f"of {there.shape.num_stages} stages, for which {len(proposal.moves)} units move; an "
+        f"iteration takes {saved:.0%} less than without that"
     )
     shares = [
         [p.shape.num_microbatches for p in ps] for ps in (before.pipelines, proposal.pipelines)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatron_bamboo.agent.calls import Calls
+from megatron_bamboo.agent.healer import Healer
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.agent.rearranger import Rearranger
@@ -18,6 +19,7 @@ from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import EventLog, read_events
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.dissolving import go_on_after
+from megatron_bamboo.planner.healing import Vacancy
 from megatron_bamboo.planner.plan import Plan, initial_plan
 from megatron_bamboo.planner.rearranging import NewCut, rearrange
 
@@ -54,6 +56,7 @@ class Job:
             members.joined(AgentLink(node, 100, Writer()))  # type: ignore[arg-type]
         reporter = Reporter(self.table, shape)
         calls = Calls(members, self.table)
+        self.healer = Healer(members, calls, shape.balance())
         self.rearranger = Rearranger(shape, members, calls, events, reporter, lambda: 0.0)
 
     def passed(self, seconds: float, step: int = 2) -> None:
@@ -109,6 +112,27 @@ def test_a_standby_is_called_and_joins_when_it_is_ready(tmp_path: Path) -> None:
     plan = rearrange(job.plan, DECISION, 9, cut, rearranging)
     assert job.rearranger.due(plan) is None
     assert plan.made().pipelines[0].shape.num_stages == 3
+
+
+def test_a_standby_that_was_called_to_join_takes_a_vacancy_of_its_pipeline(tmp_path: Path) -> None:
+    job = Job(tmp_path, PAIR, ["node9"])
+    job.passed(2.0)
+    assert job.rearranger.due(job.plan) is None and job.rearranger.waits
+    assert job.healer.standby_for(job.without("node1")) == (Vacancy(0, 1), "node9")
+
+
+def test_two_standbys_are_called_for_a_dissolved_pipeline_of_three(tmp_path: Path) -> None:
+    shape = replace(SHAPE, arrangement=equal_pipelines(3, 2, 6, layers_per_chunk=2))
+    job = Job(tmp_path, shape, ["new0", "new1"])
+    job.passed(2.0)
+    gone = job.without("node3", "node4", "node5")
+    assert gone.arrangement.microbatches == (12, 0)
+    assert job.rearranger.due(gone) is None and job.rearranger.waits
+    for node in ("new0", "new1"):
+        assert job.table.get(called_key(node)) is not None
+        assert job.rearranger.due(gone) is None
+        job.table.set(f"ready/{node}", b"1")
+    assert job.rearranger.due(gone) == NewCut(1, ("new0", "new1"))
 
 
 def test_a_standby_that_would_gain_nothing_is_not_called(tmp_path: Path) -> None:

@@ -151,3 +151,23 @@ def test_when_it_is_given_up_the_step_begins_anew_with_the_old_cut() -> None:
         program = made[node].begin_step(STEP)
         assert not any(a.op in (Op.SEND_UNIT, Op.RECV_UNIT) for a in program)
         assert made[node].attempt(STEP) == again.epoch
+
+
+def test_who_begins_a_dissolved_pipeline_again_has_nothing_to_do_before() -> None:
+    nodes = [f"node{number}" for number in range(6)]
+    start = initial_plan(nodes, Arrangement((THREE, THREE)), "lazy")
+    gone = go_on_after(start, {"node3", "node4", "node5"}, decided(7, False), 1, BALANCE)
+    wanted = NewCut(1, ("new0", "new1"))
+    plan = rearrange(gone, decided(STEP - 1), 99, wanted, REARRANGING)
+    made = views(gone, plan)
+    programs = {node: view.begin_step(STEP) for node, view in made.items()}
+    assert {a.op for a in programs["new1"]} == {
+        *(Op.RECV_UNIT, Op.RECV_UNIT_GRADIENT),
+        *(Op.COMMIT, Op.STEP),
+    }
+    assert not made["new1"].runs_last_stage() and made["new1"].shape.num_microbatches == 0
+    run(programs, made)
+    for view in made.values():
+        view.make_change(plan.made(), STEP)
+    assert {made[node].number for node in wanted.joining} == {1}
+    assert any(a.op is Op.B for a in made["new1"].begin_step(STEP + 1))

@@ -68,7 +68,7 @@ def test_the_line_says_who_holds_how_much_and_what_it_gains() -> None:
     order = ", ".join(plan.change.pipelines[0].stages)
     assert plan.reason == (
         f"pipeline 0 is cut anew: {order} have stages of 4, 4 units instead of 3 stages, for which "
-        f"{len(plan.change.moves)} units move; an iteration takes 8% less than with these; "
+        f"{len(plan.change.moves)} units move; an iteration takes 8% less than without that; "
         "microbatches 8, 8 become 7, 9"
     )
 
@@ -153,6 +153,27 @@ def test_chunks_are_cut_anew_too() -> None:
 def _lacking(plan: Plan, proposal: Proposal) -> list[tuple[int, str]]:
     held, needed = held_by(plan.pipelines), held_by(proposal.pipelines)
     return [(u, node) for node in needed for u in needed[node] - held.get(node, frozenset())]
+
+
+def test_a_dissolved_pipeline_begins_again_on_fewer_nodes() -> None:
+    gone = without(without(started(), "node4"), "node3", "node5")
+    assert growable(gone) == (1,)
+    proposal = REARRANGING.begun(gone, 1, ["new0", "new1"])
+    assert proposal is not None
+    plan = rearrange(gone, decided(9, False), LAST, proposal.wanted, REARRANGING)
+    joining = plan.pipelines[1]
+    assert (joining.stages, joining.joining) == ((), ("new0", "new1"))
+    assert set(plan.nodes) == {"node0", "node1", "node2", "new0", "new1"}
+    assert plan.change is not None and len(plan.change.moves) == 2 * (LAYERS + 2)
+    assert {move.source for move in plan.change.moves} == {"node0", "node1", "node2"}
+    after = plan.made().pipelines[1]
+    assert after.shape.spans == ((0, 4), (4, 8)) and None not in after.replicas
+    assert plan.arrangement.microbatches == (16, 0)
+    assert plan.made().arrangement.microbatches == (10, 6)
+    assert plan.reason.startswith("pipeline 1 begins again: new0, new1 have stages of 4, 4 units")
+    undone = go_on_after(plan, {"new0"}, decided(9, False), 1, BALANCE)
+    assert (undone.pipelines[1].ranks, undone.redone) == ((), 9)
+    assert REARRANGING.begun(gone, 1, ["new0"]) is None
 
 
 def test_nothing_is_cut_anew_that_gains_nothing_or_cannot_be() -> None:

@@ -83,3 +83,15 @@ def test_a_loss_in_the_gather_after_it_finds_the_change_made(scenarios: Scenario
     whole = rounding.undisturbed(scenarios, SHARING)
     assert rounding.complaints(job, SHARING, ["node0"], whole) == []
     assert cuts(job)[0] == THIRDS
+
+
+def test_a_dissolved_pipeline_begins_again_on_fewer_nodes(scenarios: ScenarioRunner) -> None:
+    """Of its three nodes two are lost; the third is let go, and comes back as a standby."""
+    shape = Shape(3, 2, 6, num_layers=LAYERS, num_steps=2 * STEPS)
+    faults = ("node3@iter2:0.0F1", "node4@iter2:1.0F1")
+    job = rounding.run(scenarios, shape, "lazy", *faults, num_standbys=1)
+    whole = rounding.undisturbed(scenarios, shape)
+    assert rounding.complaints(job, shape, ["node3", "node4"], whole) == []
+    (changed,) = job.events("changed")
+    assert [pipeline["shape"]["spans"] for pipeline in changed["pipelines"]] == [THIRDS, HALVES]
+    assert any("pipeline 1 begins again" in line for line in job.result.lines)
