@@ -7,7 +7,7 @@ seen; another one begins anew.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from megatron_bamboo.agent.calls import Calls
@@ -83,10 +83,10 @@ class Rearranger:
         for proposal in proposals:
             if proposal is not None and self._pays(proposal, plan):
                 return proposal.wanted
-        self._call(plan)
+        self._call(plan, crew)
         return None
 
-    def _call(self, plan: Plan) -> None:
+    def _call(self, plan: Plan, crew: Sequence[str]) -> None:
         """Call standbys if it is worth to join a pipeline, or to be one that is dissolved."""
         assert self._rearranging is not None
         idle = self._calls.idle(plan)
@@ -94,16 +94,19 @@ class Rearranger:
             return
         if gone := growable(plan):
             # With as many as it had it begins as it was (``grower.py``).
-            if len(idle) >= to_begin(plan, gone[0]).shape.num_stages:
+            if len(crew) + len(idle) >= to_begin(plan, gone[0]).shape.num_stages:
                 return
-            proposal = self._rearranging.begun(plan, gone[0], idle)
+            proposal = self._rearranging.begun(plan, gone[0], (*crew, *idle))
         else:
             proposal = self._rearranging.widened(plan, idle[0])
         if proposal is None or not self._pays(proposal, plan):
             return
-        number, nodes = proposal.wanted.pipeline, proposal.wanted.joining
-        first = 0 if gone else len(proposal.pipeline.stages) - 1
-        for rank, node in enumerate(nodes, first):
+        number, called = proposal.wanted.pipeline, self._calls.called(plan)
+        taken = {called[node].rank for node in crew}
+        free = (rank for rank in range(len(proposal.pipeline.stages)) if rank not in taken)
+        new = (node for node in proposal.wanted.joining if node not in crew)
+        ranks = free if gone else (len(proposal.pipeline.stages) - 1,)
+        for rank, node in zip(ranks, new, strict=False):
             self._calls.call(node, Vacancy(number, rank), proposal.pipeline)
         self.waits = True
 

@@ -51,13 +51,16 @@ class Job:
         self.nodes = NODES[: shape.arrangement.num_nodes]
         self.plan = initial_plan(self.nodes, shape.arrangement, shape.redundancy)
         events = EventLog(folder, "coordinator")
-        members = Members(self.nodes, self.table, events, standbys=standbys)
+        self.members = members = Members(self.nodes, self.table, events, standbys=standbys)
         for node in (*self.nodes, *standbys):
-            members.joined(AgentLink(node, 100, Writer()))  # type: ignore[arg-type]
+            self.join(node)
         reporter = Reporter(self.table, shape)
         calls = Calls(members, self.table)
         self.healer = Healer(members, calls, shape.balance())
         self.rearranger = Rearranger(shape, members, calls, events, reporter, lambda: 0.0)
+
+    def join(self, node: str) -> None:
+        self.members.joined(AgentLink(node, 100, Writer()))  # type: ignore[arg-type]
 
     def passed(self, seconds: float, step: int = 2) -> None:
         report = StepReport(step, 0, (1.0).hex(), 0.1, None, 6 * step, seconds, ())
@@ -133,6 +136,22 @@ def test_two_standbys_are_called_for_a_dissolved_pipeline_of_three(tmp_path: Pat
         assert job.rearranger.due(gone) is None
         job.table.set(f"ready/{node}", b"1")
     assert job.rearranger.due(gone) == NewCut(1, ("new0", "new1"))
+
+
+def test_who_is_left_of_two_that_were_called_begins_with_another_one(tmp_path: Path) -> None:
+    shape = replace(SHAPE, arrangement=equal_pipelines(3, 2, 6, layers_per_chunk=2))
+    job = Job(tmp_path, shape, ["new0", "new1"])
+    job.passed(2.0)
+    gone = job.without("node3", "node4", "node5")
+    assert job.rearranger.due(gone) is None
+    job.table.set("ready/new1", b"1")
+    job.members.fence("new0", "the test wants it")
+    assert job.rearranger.due(gone) is None and not job.rearranger.waits
+    job.join("new0.2")
+    assert job.rearranger.due(gone) is None and job.rearranger.waits
+    job.table.set("ready/new0.2", b"1")
+    cut = job.rearranger.due(gone)
+    assert cut is not None and set(cut.joining) == {"new1", "new0.2"}
 
 
 def test_a_standby_that_would_gain_nothing_is_not_called(tmp_path: Path) -> None:
