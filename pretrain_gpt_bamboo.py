@@ -63,9 +63,14 @@ def model_provider(
 def train_valid_test_datasets_provider(
     train_val_test_num_samples: Sequence[int],
 ) -> list[GPTDataset | None]:
-    """Open the packed samples; only those for training, since nothing is evaluated yet."""
+    """Open the packed samples of each part of which some are wanted."""
     args = get_args()
+    wanted = [number > 0 for number in train_val_test_num_samples]
     blend, blend_per_split = get_blend_and_blend_per_split(args)
+    if blend_per_split is not None:
+        blend_per_split = [
+            own if w else None for own, w in zip(blend_per_split, wanted, strict=True)
+        ]
     config = GPTDatasetConfig(
         random_seed=args.seed,
         sequence_length=args.seq_length,
@@ -79,8 +84,10 @@ def train_valid_test_datasets_provider(
         eod_mask_loss=args.eod_mask_loss,
         create_attention_mask=args.create_attention_mask_in_dataloader,
     )
-    # The builder would make the other splits too, which may be empty.
-    config.split_matrix = [config.split_matrix[0], None, None]
+    if config.split_matrix is not None:
+        # The builder would make the other parts too, which may be empty.
+        parts = zip(config.split_matrix, wanted, strict=True)
+        config.split_matrix = [part if is_wanted else None for part, is_wanted in parts]
     return BlendedMegatronDatasetBuilder(
         GPTDataset, train_val_test_num_samples, lambda: True, config
     ).build()

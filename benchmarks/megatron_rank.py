@@ -46,13 +46,14 @@ from user_script import forward_step
 from megatron_bamboo.config import Layout, Options
 from megatron_bamboo.data.gpt_dataset import read_microbatch
 from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
+from megatron_bamboo.evaluation.due import Evaluation, Kind
 from megatron_bamboo.execution import local_groups
 from megatron_bamboo.model import cpu
 from megatron_bamboo.model.gpt import ChunkPlace, Recipe, build_chunk, places_of_stage, units_of
 from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.planner.arrangement import PipelineShape
 from megatron_bamboo.script.args import dtype_of, make_args
-from megatron_bamboo.script.data import open_train_dataset, prepare_data
+from megatron_bamboo.script.data import open_data, prepare_data
 from megatron_bamboo.script.providers import ForwardStepFunc
 from megatron_bamboo.script.state import begin, get_args
 from pretrain_gpt_bamboo import model_provider, train_valid_test_datasets_provider
@@ -108,7 +109,7 @@ class MegatronRank:
         )
         for chunk in self.model:
             chunk.config.grad_scale_func = self.optimizer.scale_loss
-        self._dataset = open_train_dataset(train_valid_test_datasets_provider, options, layout)
+        self._data = open_data(train_valid_test_datasets_provider, options, layout)
         self._forward_backward = get_forward_backward_func()
         assert is_patched or self._forward_backward is _schedule_of(layout)
 
@@ -132,6 +133,30 @@ class MegatronRank:
             micro_batch_size=self._options.training.micro_batch_size,
         )
         return reports
+
+    def evaluate(self, evaluation: Evaluation, batch: int) -> list[Any]:
+        """Forward passes alone of one of its global batches, as in Megatron-LM's ``evaluate``; what
+        was reported, by microbatch, on the last stage."""
+        for chunk in self.model:
+            chunk.eval()
+        with torch.no_grad():
+            reports: list[Any] = self._forward_backward(
+                forward_step_func=forward_step,
+                data_iterator=[self._evaluated(evaluation, batch) for _ in self.model],
+                model=self.model,
+                num_microbatches=_shape(self._layout).num_microbatches,
+                seq_length=self._options.data.seq_length,
+                micro_batch_size=self._options.training.micro_batch_size,
+                forward_only=True,
+            )
+        for chunk in self.model:
+            chunk.train()
+        return reports
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there are samples for a test."""
+        return self._data.test is not None
 
     def apply(self) -> bool:
         """Clip, and let the optimizer take the step; whether it did, and no gradient overflowed."""
@@ -160,13 +185,20 @@ class MegatronRank:
                 yield f"{name}/{kind}", torch.as_tensor(value)
 
     def _microbatches(self, step: int) -> Iterator[dict[str, Tensor]]:
+        yield from self._read(self._data.train, step - 1)
+
+    def _evaluated(self, evaluation: Evaluation, batch: int) -> Iterator[dict[str, Tensor]]:
+        is_test = evaluation.kind is Kind.TEST
+        dataset = self._data.test if is_test else self._data.validation
+        yield from self._read(dataset, evaluation.first_batch + batch)
+
+    def _read(self, dataset: Any, batch: int) -> Iterator[dict[str, Tensor]]:
         """As Megatron's sequential sampler deals them out."""
         size = self._options.training.micro_batch_size
         arrangement = self._layout.arrangement
         for microbatch in arrangement.global_microbatches(self.pipeline):
-            number = (step - 1) * arrangement.total_microbatches + microbatch
-            indices = range(number * size, (number + 1) * size)
-            yield read_microbatch(self._dataset, indices)
+            number = batch * arrangement.total_microbatches + microbatch
+            yield read_microbatch(dataset, range(number * size, (number + 1) * size))
 
 
 def _schedule_of(layout: Layout) -> Callable[..., Any]:

@@ -118,7 +118,7 @@ def pretrain(
     """Do this process's part of the run that ``bamboo run`` started.
 
     The arguments are those of Megatron-LM's ``pretrain``, by name and order. Those that are None
-    here have nothing to say in this schedule: evaluation is not supported yet, and no worker has
+    here have nothing to say in this schedule: an evaluation gives losses alone, and no worker has
     a fixed place.
 
     Raises:
@@ -261,7 +261,7 @@ def _check_links(script: Script, options: Options, layout: Layout) -> None:
 def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) -> None:
     """Check the data, build its indices, and tell the launcher the job's shape."""
     _check_links(script, options, layout)
-    dataset = prepare_data(script.datasets, options, layout)
+    dataset = prepare_data(script.datasets, options, layout).train
     start = prepare_checkpoints(
         options.checkpoint, plain_args(get_args()), partial(fingerprint, dataset)
     )
@@ -290,6 +290,7 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
         interface=options.bamboo.bamboo_interface,
         unit_bytes=read_unit_bytes(options, get_args().padded_vocab_size),
         verifies=options.bamboo.bamboo_verify_replicas > 0,
+        eval_interval=None if options.evaluations.is_empty else options.evaluations.interval,
     ).write(job_dir)
 
 

@@ -31,7 +31,12 @@ from megatron_bamboo.execution.commit import (
 from megatron_bamboo.execution.compute import Compute
 from megatron_bamboo.execution.epochs import EpochWatch, Handlers
 from megatron_bamboo.execution.errors import PeerLost
+from megatron_bamboo.execution.evaluation_attempt import EvaluatorParts
+from megatron_bamboo.execution.evaluation_data import EvaluationData
+from megatron_bamboo.execution.evaluation_store import EvaluationStore
+from megatron_bamboo.execution.evaluator import Evaluator
 from megatron_bamboo.execution.executor import Executor
+from megatron_bamboo.execution.forwards import Forwards
 from megatron_bamboo.execution.groups import Group
 from megatron_bamboo.execution.handover import UnitHandover
 from megatron_bamboo.execution.held_stages import HeldStages, Holding
@@ -74,7 +79,7 @@ from megatron_bamboo.planner.healing import stages_to_hold
 from megatron_bamboo.planner.plan import Checkpoint, Plan, plan_digest
 from megatron_bamboo.schedule.actions import Action
 from megatron_bamboo.script.args import dtype_of
-from megatron_bamboo.script.data import open_train_dataset
+from megatron_bamboo.script.data import open_data
 from megatron_bamboo.script.providers import Script
 from megatron_bamboo.script.state import get_args
 
@@ -170,10 +175,10 @@ class Worker:
             self._stages,
             self._scheduler,
             self._loss_scale,
-            lambda num_samples: fingerprint(self._dataset, num_samples),
+            lambda num_samples: fingerprint(self._datasets.train, num_samples),
             self._events,
         )
-        self._dataset = open_train_dataset(script.datasets, options, layout)
+        self._datasets = open_data(script.datasets, options, layout)
         with where.at(environment.start_step, START, waits_for="a place"):
             self._plan = self._assignment.plan()
         arrangement = self._plan.arrangement
@@ -192,7 +197,7 @@ class Worker:
             verifies_in=lambda step: self._verification.is_due(step),
         )
         self.data = StepData(
-            self._dataset,
+            self._datasets.train,
             training.micro_batch_size,
             layout.global_batch_size,
             self._view,
@@ -208,7 +213,9 @@ class Worker:
         self._reporter = StepReporter(client)
         self._account: MemoryAccount | None = None
         self._injector = self._make_injector()
-        self._executor = Executor(self._parts(), self._view, self._plan)
+        parts = self._parts()
+        self._executor = Executor(parts, self._view, self._plan)
+        self._evaluator = self._make_evaluator(parts)
         self._watch = EpochWatch(
             client, node, layout.tensor_size, self._plan, self._ledger, self._handlers()
         )
@@ -261,7 +268,8 @@ class Worker:
         return [chunk for stage in self._stages.values() for chunk in stage.chunks]
 
     def run_step(self, step: int, one_step: Callable[[Callable[..., list[Any]]], T]) -> T:
-        """One step, whatever is lost meanwhile, and its checkpoint if one is due.
+        """One step, whatever is lost meanwhile, then an evaluation and a checkpoint if they are
+        due; where the job is to end at once there is no evaluation.
 
         Args:
             one_step: calls the function that it is given once.
@@ -272,11 +280,16 @@ class Worker:
         """
         with self._where.at(step, LOOP):
             result = self._train_step(step, one_step)
+        ends_early = step == self.last_step < self._options.training.train_iters
+        if not ends_early:
+            self._evaluator.after_step(step)
         with self._where.at(step, SAVE):
             hold = self.plan.hold
             is_held = hold is not None and step == hold.step
             self._checkpoints.save_if_due(step, self._executor, step == self.last_step, is_held)
         self._await_nodes(step)
+        if step == self._options.training.train_iters:
+            self._evaluator.after_training()
         return result
 
     def _await_nodes(self, step: int) -> None:
@@ -514,6 +527,23 @@ class Worker:
             replicas=lambda: self._view.in_force.replicas_of(self._view.rank),
         )
 
+    def _make_evaluator(self, parts: Parts) -> Evaluator:
+        training, layout = self._options.training, self._layout
+        sizes = (training.micro_batch_size, layout.global_batch_size)
+        own = EvaluatorParts(
+            parts,
+            self._view,
+            self._environment.tensor_rank,
+            Mailbox(),
+            EvaluationStore(self._client),
+            Forwards(self._stages, self._script.forward_step),
+            EvaluationData(self._datasets, *sizes, self._events),
+            activation=lambda: self._shapes().activation,
+            shaped=self._shaped,
+            before=self._injector.before_evaluated,
+        )
+        return Evaluator(own, self._options.evaluations, self._executor)
+
     def _make_verification(self) -> Verification:
         layout, arrangement = self._layout, self._plan.arrangement
         num_pipelines = len(arrangement.pipelines)
@@ -574,10 +604,14 @@ class Worker:
             leave_groups=leave_groups,
             progress=self._executor.progress,
             read_plan=self._read_plan,
-            wake=self._mailbox.wake,
+            wake=self._wake,
             prepare=self._executor.prepare,
             failed=self._say_raised,
         )
+
+    def _wake(self) -> None:
+        self._mailbox.wake()
+        self._evaluator.wake()
 
     def _say_raised(self, error: Exception) -> None:
         raised = Raised.of(error, self._where.place)
@@ -588,7 +622,10 @@ class Worker:
 
     def _make_pair(self, peer: str) -> Group | None:
         group = self._registry.get(pair_group(self._environment.worker, peer))
-        return group if group is None or self._link is None else ShapedGroup(group, self._link)
+        return group if group is None else self._shaped(group)
+
+    def _shaped(self, group: Group) -> Group:
+        return group if self._link is None else ShapedGroup(group, self._link)
 
     def _timeout(self) -> timedelta:
         return timedelta(minutes=self._options.parallel.distributed_timeout_minutes)

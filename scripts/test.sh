@@ -17,6 +17,7 @@ PURE=(
     megatron_bamboo/planner
     megatron_bamboo/recovery
     megatron_bamboo/simulator
+    megatron_bamboo/evaluation
     megatron_bamboo/config
     megatron_bamboo/checkpoint/folder.py
     megatron_bamboo/checkpoint/moments.py

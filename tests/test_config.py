@@ -163,7 +163,7 @@ def test_a_bad_flag_is_one_line(data_files: dict[str, str], flags: str, message:
     assert message in refusal(data_files, flags, 1)
 
 
-@pytest.mark.parametrize("name", [*REQUIRED, "data-path", "vocab-file", "merge-file"])
+@pytest.mark.parametrize("name", [*REQUIRED, "vocab-file", "merge-file"])
 def test_a_missing_flag_is_named(data_files: dict[str, str], name: str) -> None:
     values = REQUIRED | data_files
     del values[name]
@@ -453,9 +453,7 @@ def test_all_flags_that_are_not_supported_are_named_at_once(data_files: dict[str
         assert f"{flag} (" in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "flag", ["--log-interval 1", "--context-parallel-size 1", "--eval-iters 0"]
-)
+@pytest.mark.parametrize("flag", ["--log-interval 1", "--context-parallel-size 1"])
 def test_a_flag_that_asks_for_what_happens_anyway_is_taken(
     data_files: dict[str, str], flag: str
 ) -> None:
@@ -506,3 +504,55 @@ def test_the_distributed_optimizer_has_a_shard_a_pipeline(
     options = read(data_files, f"{flags} --use-distributed-optimizer")
     assert check_options(options, 2 * pipelines).num_shards == shards
     assert check_options(read(data_files, flags), 2 * pipelines).num_shards == 1
+
+
+def test_evaluations_are_asked_for_by_megatrons_flags(data_files: dict[str, str]) -> None:
+    assert read(data_files).evaluations.is_empty
+    assert read(data_files, "--eval-interval 10").evaluations.num_batches == 100
+    asked = read(data_files, "--eval-interval 10 --eval-iters 5").evaluations
+    assert (asked.interval, asked.num_batches) == (10, 5)
+    assert read(data_files, "--eval-interval 10 --eval-iters 0").evaluations.is_empty
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ("--eval-iters 5", "--eval-iters does nothing without --eval-interval: give it too"),
+        ("--eval-interval 0", "--eval-interval must be at least 1, not 0"),
+        ("--eval-interval 1 --eval-iters -1", "--eval-iters must be at least 1, not -1"),
+        ("--eval-interval 1 --eval-iters 2147483647", "raise --eval-interval or lower"),
+    ],
+)
+def test_evaluations_that_cannot_be(data_files: dict[str, str], flags: str, line: str) -> None:
+    assert line in refusal(data_files, f"{flags} --bamboo-redundancy none", 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ("--train-data-path TEXT", "--data-path holds all samples: leave it out"),
+        ("--valid-data-path TEXT", "--data-path holds all samples: leave it out"),
+    ],
+)
+def test_samples_are_in_one_place_or_in_several(
+    data_files: dict[str, str], flags: str, line: str
+) -> None:
+    text = data_files["data-path"]
+    assert line in refusal(data_files, f"{flags.replace('TEXT', text)} --bamboo-redundancy none", 1)
+
+
+def test_each_part_may_have_files_of_its_own(data_files: dict[str, str]) -> None:
+    text = data_files.pop("data-path")
+    apart = f"--bamboo-redundancy none --train-data-path {text}"
+    assert read(data_files, apart).data.training_prefix == text
+    assert check_options(read(data_files, apart), 1).num_shards == 1
+    evaluated = f"{apart} --eval-interval 2"
+    assert "needs --valid-data-path" in refusal(data_files, evaluated, 1)
+    both = read(data_files, f"{evaluated} --valid-data-path {text}")
+    assert both.data.prefixes_apart == (text, None)
+    assert check_options(both, 1).num_shards == 1
+    missing = f"{evaluated} --valid-data-path {text}-none"
+    assert "--valid-data-path: there is no file" in refusal(data_files, missing, 1)
+    assert "give --data-path or --train-data-path" in refusal(
+        data_files, "--bamboo-redundancy none", 1
+    )

@@ -13,6 +13,7 @@ PURE = (
     "planner",
     "recovery",
     "simulator",
+    "evaluation",
     "membership/decision",
     "membership/waits",
     "membership/greeting",

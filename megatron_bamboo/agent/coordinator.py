@@ -18,7 +18,7 @@ from megatron_bamboo.agent.calls import Calls
 from megatron_bamboo.agent.drainer import Drainer
 from megatron_bamboo.agent.ending import Ending
 from megatron_bamboo.agent.grower import Grower
-from megatron_bamboo.agent.headway import Headway
+from megatron_bamboo.agent.headway import EVALUATED, EVALUATION, Headway
 from megatron_bamboo.agent.healer import Healer
 from megatron_bamboo.agent.holder import Holder
 from megatron_bamboo.agent.job import JobSpec
@@ -126,7 +126,7 @@ class Coordinator:
         self._renewer = Renewer(shape, self.members, self._restorer, self._headway, events)
         self._steps_in_epoch = 0
         news = ("passed/", "record/", "saved/", "ready/", NOTICED, REMARK, FAILED_KEY, STOP_KEY)
-        for prefix in news:
+        for prefix in (*news, EVALUATED, EVALUATION):
             table.subscribe(prefix, lambda _, __: self.members.news.set())
 
     async def run(self) -> None:
@@ -342,7 +342,8 @@ class Coordinator:
             stays(self._plan, "the last step is under way")
             return False
         is_between = self._steps_in_epoch > 0 or self._holder.waits(self._plan)
-        return is_between and self._holder.may_change(self._plan)
+        may_change = is_between and self._holder.may_change(self._plan)
+        return may_change and not self._headway.is_evaluating
 
     async def _change(self) -> bool:
         """Begin what is planned and no loss, if it is time for something; whether it was."""
@@ -379,7 +380,8 @@ class Coordinator:
     async def _grow(self) -> bool:
         """Let a dissolved pipeline begin again if it can; whether it does."""
         is_last = self._headway.step + 1 >= self._shape.train_iters
-        if self._wish() is not None or is_last or self._steps_in_epoch == 0:
+        is_early = self._steps_in_epoch == 0 or self._headway.is_evaluating
+        if self._wish() is not None or is_last or is_early:
             return False
         if not self._holder.may_change(self._plan):
             return False

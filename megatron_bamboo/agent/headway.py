@@ -1,22 +1,29 @@
 """How far a job is, as its workers report it in the store: each report is said once.
 
-A report is of a step that has passed, of a save that has ended, or of a node that is there again.
+A report is of a step that has passed, of a save or an evaluation that has ended, or of a node that
+is there again.
 """
 
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.agent.telling import is_new
+from megatron_bamboo.evaluation.outcome import Evaluated
 from megatron_bamboo.membership.decision import StepReport
 from megatron_bamboo.membership.lives import last_life
 from megatron_bamboo.membership.restores import Restores
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import Emitter
 from megatron_bamboo.planner.plan import Checkpoint
+
+EVALUATED = "evaluated/"
+EVALUATION = "evaluation/"
+"""Before what workers tell of an evaluation's outcome, and of what they have evaluated so far."""
 
 KEPT_REPORTS = 256
 """Of so many steps reports are kept: far more than a worker may repeat."""
@@ -35,17 +42,23 @@ class Headway:
         self._reporter = reporter
         self._reports: list[bytes] = []
         self._saves: list[bytes] = []
+        self._evaluations: list[bytes] = []
+        self._evaluated_step = 0
+        """After this step the newest evaluation came to its end."""
         self._checkpoint: tuple[int, str] | None = None
         self._restores = Restores.of(table)
         self.step = self._restores.step if self._restores.number else shape.start_step
         """The newest step that has passed, and is not undone."""
         self.moved_at = time.monotonic()
         """When there was any headway last."""
-        for prefix, values in (("passed/", self._reports), ("saved/", self._saves)):
+        told = (("passed/", self._reports), ("saved/", self._saves), (EVALUATED, self._evaluations))
+        for prefix, values in told:
             for key, value in table.items(prefix).items():
                 self._take(values, key, value)
         table.subscribe("passed/", lambda key, value: self._take(self._reports, key, value))
         table.subscribe("saved/", lambda key, value: self._take(self._saves, key, value))
+        table.subscribe(EVALUATED, lambda key, value: self._take(self._evaluations, key, value))
+        table.subscribe(EVALUATION, lambda _, __: self.moved())
 
     def look(self) -> Iterator[StepReport]:
         """Say what is new; the steps that have passed, each when it was said."""
@@ -58,6 +71,7 @@ class Headway:
             self._table.delete(f"passed/{report.step - KEPT_REPORTS}")
             yield report
         self._say_loaded()
+        self._say_evaluations()
         self._say_saves()
         self._say_returned()
 
@@ -80,6 +94,7 @@ class Headway:
     def go_back(self, restores: Restores) -> None:
         """The steps since a checkpoint are undone."""
         self._restores, self.step = restores, restores.step
+        self._evaluated_step = min(self._evaluated_step, restores.step)
         self.moved()
 
     def _take(self, values: list[bytes], key: str, value: bytes) -> None:
@@ -90,6 +105,14 @@ class Headway:
                 self._table.delete(key)
                 return
         values.append(value)
+
+    @property
+    def is_evaluating(self) -> bool:
+        """Whether an evaluation is under way after the newest step, as far as is known."""
+        interval, step = self._shape.eval_interval, self.step
+        if interval is None or step in (self._shape.start_step, self._restores.step):
+            return False
+        return step % interval == 0 and self._evaluated_step < step
 
     def moved(self) -> None:
         """There is headway, in whatever way."""
@@ -126,6 +149,17 @@ class Headway:
             return
         self._checkpoint = (step, folder)
         self._reporter.once("loaded", f"loaded step {step} from {folder}")
+
+    def _say_evaluations(self) -> None:
+        """The workers go on only when the outcome is there."""
+        evaluations, self._evaluations = self._evaluations, []
+        for outcome in map(Evaluated.from_json, evaluations):
+            self.moved()
+            self._evaluated_step = max(self._evaluated_step, outcome.step)
+            with self._table.together():
+                if is_new(self._table, f"evaluated/{outcome.step}/{outcome.kind}"):
+                    self._events.emit("evaluation", **asdict(outcome))
+            self._reporter.evaluated(outcome)
 
     def _say_saves(self) -> None:
         """The workers have agreed how a save ended, and go on only then."""

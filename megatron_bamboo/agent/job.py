@@ -15,7 +15,7 @@ from megatron_bamboo.planner.arrangement import Arrangement
 from megatron_bamboo.planner.rearranging import Rearranging
 from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.recovery.names import PolicyName
-from megatron_bamboo.rehearsal.fault import Fault, Nth
+from megatron_bamboo.rehearsal.fault import EvaluationMoment, Fault, Nth
 from megatron_bamboo.schedule.actions import TAIL_OPS, UNIT_OPS
 from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
 from megatron_bamboo.schedule.redundancy import Redundancy
@@ -74,6 +74,8 @@ class JobShape:
     """By unit the bytes of its state; none: all are alike."""
     verifies: bool = False
     """Whether copies of the state are compared now and then."""
+    eval_interval: int | None = None
+    """Steps from one evaluation to the next; None: there are none."""
 
     def costs_of(self, pipeline: int) -> Costs:
         """The costs."""
@@ -110,6 +112,12 @@ class JobShape:
             f"the model has more than {MAX_STAGES} units": self.arrangement.num_units > MAX_STAGES,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def evaluates_after(self, step: int) -> bool:
+        """Whether there is an evaluation after a step."""
+        if self.eval_interval is None:
+            return False
+        return step % self.eval_interval == 0 or step == self.train_iters
 
     @property
     def most_microbatches(self) -> int:
@@ -283,6 +291,13 @@ def check_reachable(injection: Injection, shape: JobShape) -> None:
     limits = []
     if fault.step is not None:
         limits.append(("iteration", fault.step, shape.start_step + 1, shape.train_iters))
+    if isinstance(moment, EvaluationMoment):
+        if not shape.evaluates_after(fault.step or 0):
+            raise UserError(
+                f"--inject {injection}: there is no evaluation after that iteration: give a "
+                "multiple of --eval-interval, or the last one"
+            )
+        moment = moment.action
     if not isinstance(moment, SaveMoment | Nth):
         pipelines = shape.arrangement.pipelines
         most_stages = max(pipeline.num_stages for pipeline in pipelines)

@@ -7,10 +7,12 @@ job's journal, and the launcher, which does not die before the job, tells it fro
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.telling import is_new
+from megatron_bamboo.evaluation.outcome import Evaluated, evaluation_line
 from megatron_bamboo.membership.decision import StepReport
 from megatron_bamboo.membership.restores import Restores
 from megatron_bamboo.membership.table import Table
@@ -19,6 +21,18 @@ from megatron_bamboo.planner.plan import Plan
 
 REPORTED_KEY = "reported"
 """Holds the last step that was said."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """A line that waits for the line of its step."""
+
+    step: int
+    what: str
+    """Under which it is known whether it was said."""
+    line: str
+    losses: Mapping[str, object] | None = None
+    """Of an evaluation."""
 
 
 class Reporter:
@@ -41,7 +55,8 @@ class Reporter:
         self._next_step = (shape.start_step if reported is None else int(reported)) + 1
         self._restores = Restores.of(table)
         self._waiting: dict[int, StepReport] = {}
-        self._saves: dict[int, str] = {}
+        self._later: list[_Later] = []
+        """What is said as soon as the step that it belongs to was said."""
 
     def passed(self, report: StepReport) -> None:
         """Take a step's report; say it once all steps before it were said."""
@@ -60,13 +75,13 @@ class Reporter:
                 for difference in next_report.differences:
                     self.note(f"before step {step} {difference}")
             self._next_step += 1
-            self._say_saves()
+            self._say_later()
 
     def go_back(self, restores: Restores) -> None:
         """The steps since a checkpoint are undone, and will be said again."""
         self._restores, self._next_step = restores, restores.step + 1
         self._waiting.clear()
-        self._saves.clear()
+        self._later.clear()
         self._table.set(REPORTED_KEY, str(restores.step).encode())
 
     def saved(self, step: int, folder: str, seconds: float, failure: str | None) -> None:
@@ -74,12 +89,26 @@ class Reporter:
         line = f"saved step {step} to {folder} in {seconds:.2f} s"
         if failure is not None:
             line = f"step {step} was not saved to {folder}: {failure}"
-        self._saves[step] = line
-        self._say_saves()
+        self._later.append(_Later(step, f"saved/{step}", line))
+        self._say_later()
 
-    def _say_saves(self) -> None:
-        for step in [step for step in self._saves if step < self._next_step]:
-            self.once(f"saved/{step}", self._saves.pop(step))
+    def evaluated(self, outcome: Evaluated) -> None:
+        """Say what came of an evaluation, once its step was said, and write its losses down."""
+        what = f"evaluation/{outcome.step}/{outcome.kind}"
+        losses: dict[str, object] = {"evaluated": outcome.kind, "step": outcome.step}
+        losses["losses"], line = dict(outcome.losses), evaluation_line(outcome)
+        if outcome.step <= self._restores.furthest:
+            losses["again"], line = self._restores.number, f"{line} done again |"
+        self._later.append(_Later(outcome.step, what, line, losses))
+        self._say_later()
+
+    def _say_later(self) -> None:
+        """In the order in which it came, which is that of the steps."""
+        due = [later for later in self._later if later.step < self._next_step]
+        self._later = [later for later in self._later if later not in due]
+        for later in due:
+            more = {} if later.losses is None else {"evaluation": later.losses}
+            self.once(later.what, later.line, **more)
 
     def lost(self, causes: Mapping[str, str], plan: Plan) -> None:
         """Say which nodes were lost and how the plan goes on without them."""
@@ -98,11 +127,11 @@ class Reporter:
         """Say something else."""
         self._say(text)
 
-    def once(self, what: str, text: str) -> None:
-        """Say something else, unless that was said already."""
+    def once(self, what: str, text: str, **more: object) -> None:
+        """Say something else, with more that belongs to it, unless that was said already."""
         with self._table.together():
             if is_new(self._table, what):
-                self._say(text)
+                self._say(text, **more)
 
     def _say(self, text: str, **more: object) -> None:
         time = self._now().strftime("%Y-%m-%d %H:%M:%S")

@@ -76,9 +76,9 @@ class Teller:
     def _write(self, fact: Mapping[str, Any]) -> None:
         if "event" in fact:
             self._events.append(fact["event"])
-        if "loss" in fact:
+        for losses in (fact[kind] for kind in ("loss", "evaluation") if kind in fact):
             with self._losses.open("a") as file:
-                file.write(json.dumps(fact["loss"]) + "\n")
+                file.write(json.dumps(losses) + "\n")
 
     def close(self) -> None:
         """Close the event log."""

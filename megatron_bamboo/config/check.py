@@ -33,6 +33,7 @@ from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.schedule.schedule import MAX_MICROBATCHES
 
 LARGEST_SIZE = 2**31 - 1
+_DATA_ENDS = (".bin", ".idx")
 # Beyond, float32 could not hold what is scaled and unscaled.
 LEAST_LOSS_SCALE, LARGEST_LOSS_SCALE = 2.0**-40, 2.0**60
 # Shorter ones a busy machine would break; longer ones nobody waits for.
@@ -74,6 +75,8 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
     _check_verification(options.bamboo, num_pipelines)
     batch = training.micro_batch_size * arrangement.total_microbatches
     _check_amount(training.train_iters, batch)
+    _check_evaluation(options, batch)
+    _check_sources(options)
     _check_files(options.data)
     return Layout(
         arrangement=arrangement,
@@ -115,6 +118,16 @@ def _check_waiting(options: Options) -> None:
         raise UserError(
             "--bamboo-on-too-few wait is about pipelines with replicas: leave it out, or use "
             "--bamboo-redundancy lazy, bubble or eager"
+        )
+
+
+def _check_evaluation(options: Options, batch: int) -> None:
+    if options.evaluation.eval_interval is None and options.evaluation.eval_iters:
+        raise UserError("--eval-iters does nothing without --eval-interval: give it too")
+    if (number := options.evaluations.validation_batches * batch) > LARGEST_SIZE:
+        raise UserError(
+            f"the evaluations take {number} samples, more than {LARGEST_SIZE}: raise "
+            "--eval-interval or lower --eval-iters"
         )
 
 
@@ -269,6 +282,7 @@ def _sizes(options: Options) -> Iterator[tuple[str, int]]:
     groups = (
         options.model,
         options.training,
+        options.evaluation,
         options.precision,
         options.optimizer,
         options.data,
@@ -279,7 +293,8 @@ def _sizes(options: Options) -> Iterator[tuple[str, int]]:
         for field in dataclasses.fields(group):
             value = getattr(group, field.name)
             is_size = field.name not in ("seed", "lr_warmup_iters")
-            if value_type(field) is int and is_size and value is not None:
+            is_none = value is None or (field.name, value) == ("eval_iters", 0)
+            if value_type(field) is int and is_size and not is_none:
                 yield field.name, value
 
 
@@ -349,12 +364,25 @@ def _check_learning_rate(options: Options) -> None:
         raise UserError("--clip-grad and --weight-decay must not be negative")
 
 
+def _check_sources(options: Options) -> None:
+    data = options.data
+    apart = (data.train_data_path, data.valid_data_path, data.test_data_path)
+    if data.data_path and any(apart):
+        raise UserError(
+            "--data-path holds all samples: leave it out, or --train-data-path, --valid-data-path "
+            "and --test-data-path"
+        )
+    if not data.data_path and not data.train_data_path:
+        raise UserError("there is nothing to train on: give --data-path or --train-data-path")
+    if data.train_data_path and not options.evaluations.is_empty and not data.valid_data_path:
+        raise UserError("--eval-interval with --train-data-path needs --valid-data-path")
+
+
 def _check_files(data: DataOptions) -> None:
     data_hint = "give the prefix that `bamboo preprocess` wrote, without .bin"
     vocabulary_hint = "give the file that `bamboo preprocess` was given"
     for flag, path, hint in (
-        ("--data-path", f"{data.data_path}.bin", data_hint),
-        ("--data-path", f"{data.data_path}.idx", data_hint),
+        *((flag, f"{path}{end}", data_hint) for flag, path in data.sources for end in _DATA_ENDS),
         ("--vocab-file", data.vocab_file, vocabulary_hint),
         ("--merge-file", data.merge_file, vocabulary_hint),
     ):

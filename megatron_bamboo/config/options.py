@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from megatron_bamboo.evaluation.due import EvaluationPlan
 from megatron_bamboo.recovery.names import PolicyName
 from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.schedule.schedule import MAX_MICROBATCHES
+
+_MEGATRONS_EVAL_ITERS = 100
 
 
 class OnNoHolder(StrEnum):
@@ -101,6 +104,25 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationOptions:
+    """Losses on samples that are not trained on."""
+
+    eval_interval: int | None = _option(
+        "steps between evaluations on the validation part (default: no evaluation)", None
+    )
+    eval_iters: int | None = _option(
+        "global batches of an evaluation; 0: no evaluation (default: 100)", None
+    )
+
+    @property
+    def num_batches(self) -> int:
+        """Of each evaluation; 0 where there is none."""
+        if self.eval_interval is None:
+            return 0
+        return _MEGATRONS_EVAL_ITERS if self.eval_iters is None else self.eval_iters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionOptions:
     """Half precision, with gradients and the optimizer's copy of the weights in float32."""
 
@@ -143,13 +165,37 @@ class OptimizerOptions:
 class DataOptions:
     """Where the text is."""
 
-    data_path: str = _option("prefix of the .bin and .idx files")
+    data_path: str | None = _option(
+        "prefix of the .bin and .idx files, which --split makes parts of", None
+    )
+    train_data_path: str | None = _option("in place of it: prefix of what to train on", None)
+    valid_data_path: str | None = _option("with it: prefix of what is for validation", None)
+    test_data_path: str | None = _option("with it: prefix of what is for a test", None)
     data_cache_path: str | None = _option("folder of index caches (default: beside the data)", None)
     split: str = _option("weights of training, validation and test parts", "969,30,1")
     seq_length: int = _option("tokens in a sample")
     tokenizer_type: str = _option("tokenizer", "GPT2BPETokenizer", ("GPT2BPETokenizer",))
     vocab_file: str = _option("vocab.json of the tokenizer")
     merge_file: str = _option("merges.txt of the tokenizer")
+
+    @property
+    def sources(self) -> tuple[tuple[str, str], ...]:
+        """The flags that name data, each with its prefix."""
+        names = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
+        given = ((flag_of(name), getattr(self, name)) for name in names)
+        return tuple((flag, prefix) for flag, prefix in given if prefix)
+
+    @property
+    def training_prefix(self) -> str:
+        """Of the files that hold the training samples."""
+        prefix = self.data_path or self.train_data_path
+        assert prefix, "checked before: one of them is given"
+        return prefix
+
+    @property
+    def prefixes_apart(self) -> tuple[str | None, str | None] | None:
+        """Those of validation and test, if they have files of their own, and are no parts."""
+        return None if self.data_path else (self.valid_data_path, self.test_data_path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +333,7 @@ class Options:
 
     model: ModelOptions
     training: TrainingOptions
+    evaluation: EvaluationOptions
     precision: PrecisionOptions
     optimizer: OptimizerOptions
     data: DataOptions
@@ -302,6 +349,13 @@ class Options:
         if self.bamboo.bamboo_on_no_holder is None:
             return self.checkpoint.save is not None or self.checkpoint.load is not None
         return self.bamboo.bamboo_on_no_holder is OnNoHolder.RESTORE
+
+    @property
+    def evaluations(self) -> EvaluationPlan:
+        """Which evaluations the run has."""
+        evaluation = self.evaluation
+        num_batches, last = evaluation.num_batches, self.training.train_iters
+        return EvaluationPlan(evaluation.eval_interval, num_batches, last)
 
 
 def flag_of(name: str) -> str:

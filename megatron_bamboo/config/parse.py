@@ -41,8 +41,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "--exit-signal-handler": "saving at a signal",
     "--rampup-batch-size": "a growing batch",
     "--train-samples": "a run length in samples",
-    "--eval-iters": "evaluation",
-    "--eval-interval": "evaluation",
     "--group-query-attention": "grouped-query attention",
     "--reset-position-ids": "positions that start anew at each document",
     "--reset-attention-mask": "attention that ends at documents",
@@ -56,7 +54,6 @@ HARMLESS: Mapping[str, list[str]] = {
     "--context-parallel-size": ["1"],
     "--expert-model-parallel-size": ["1"],
     "--log-interval": ["1"],
-    "--eval-iters": ["0"],
 }
 _REFUSED = "refused flags"
 

@@ -9,6 +9,8 @@ trains on other text without a word. Here each is one line before any worker sta
 import math
 import re
 import struct
+from collections.abc import Sequence
+from enum import IntEnum
 from pathlib import Path
 
 import numpy
@@ -26,10 +28,29 @@ SPLIT_FORM = re.compile(r"[0-9]+(\.[0-9]+)?(,[0-9]+(\.[0-9]+)?){0,2}")
 TOKENS_CHECKED = 1 << 26  # enough to see a wrong vocabulary, and a fraction of a second to read
 
 
+class Part(IntEnum):
+    """A part that ``--split`` makes of the data, by its place there."""
+
+    TRAINING = 0
+    VALIDATION = 1
+    TEST = 2
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
 def check_data_files(
-    data_path: str, split: str, sequence_length: int, tokenizer: GPT2BPETokenizer
+    data_path: str,
+    split: str,
+    sequence_length: int,
+    tokenizer: GPT2BPETokenizer,
+    parts: Sequence[Part] = (Part.TRAINING,),
 ) -> None:
-    """A UserError for anything in the files or the split that could not train."""
+    """A UserError for anything in the files or the split that could not train.
+
+    Args:
+        parts: those that must have a sample.
+    """
     _check_split(split)
     _check_presence(data_path)
     _check_index(data_path)
@@ -37,8 +58,14 @@ def check_data_files(
         raise UserError(f"--data-path: {data_path}.bin is empty")
     dataset = IndexedDataset(data_path)
     _check_tokens_size(data_path, _num_tokens(dataset, len(dataset)) * dataset.index.dtype_size)
-    _check_train_length(dataset, data_path, split, sequence_length)
+    for part in parts:
+        _check_length(dataset, data_path, split, sequence_length, part)
     _check_tokens(dataset, data_path, tokenizer)
+
+
+def has_samples(data_path: str, split: str, sequence_length: int, part: Part) -> bool:
+    """Whether a part of good files has a sample; where it has none Megatron counts for ever."""
+    return _num_tokens_in(IndexedDataset(data_path), split, part) > sequence_length
 
 
 def _check_split(split: str) -> None:
@@ -125,17 +152,24 @@ def _check_tokens_size(data_path: str, num_bytes: int) -> None:
         )
 
 
-def _check_train_length(
-    dataset: IndexedDataset, data_path: str, split: str, sequence_length: int
+def _check_length(
+    dataset: IndexedDataset, data_path: str, split: str, sequence_length: int, part: Part
 ) -> None:
-    weights = [float(weight) for weight in split.split(",")]
-    num_sequences = round(weights[0] / sum(weights) * len(dataset))
-    num_tokens = _num_tokens(dataset, num_sequences)
+    num_tokens = _num_tokens_in(dataset, split, part)
     if num_tokens <= sequence_length:
+        mend = "" if part is Part.TRAINING else f"; give --split more for {part}"
         raise UserError(
-            f"--data-path: the training part of {data_path} has {num_tokens} tokens, too few for "
-            f"one sample of --seq-length {sequence_length}"
+            f"--data-path: the {part} part of {data_path} has {num_tokens} tokens, too few for "
+            f"one sample of --seq-length {sequence_length}{mend}"
         )
+
+
+def _num_tokens_in(dataset: IndexedDataset, split: str, part: Part) -> int:
+    weights = [float(weight) for weight in split.split(",")]
+    begin, end = (
+        round(sum(weights[:number]) / sum(weights) * len(dataset)) for number in (part, part + 1)
+    )
+    return _num_tokens(dataset, end) - _num_tokens(dataset, begin)
 
 
 def _num_tokens(dataset: IndexedDataset, num_sequences: int) -> int:

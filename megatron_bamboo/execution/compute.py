@@ -16,8 +16,8 @@ from torch import Tensor
 from megatron_bamboo.config import ReplicaMemory
 from megatron_bamboo.data.replay import ReplayedIterator
 from megatron_bamboo.execution.deferred import DeferredSums
-from megatron_bamboo.execution.errors import TrainingError
 from megatron_bamboo.execution.mailbox import Mailbox, Message
+from megatron_bamboo.execution.reported import loss_of
 from megatron_bamboo.execution.step_state import StepState
 from megatron_bamboo.model.host_memory import HostMemory
 from megatron_bamboo.model.place import set_current_stage
@@ -106,7 +106,7 @@ class Compute:
             state.saved[key] = (input_tensor, output)
         if schedule.downstream(key, Op.F) is None:
             state.reports[action.microbatch] = reported
-            state.losses[action.microbatch] = _loss_of(reported)
+            state.losses[action.microbatch] = loss_of(reported)
         else:
             state.outputs[key] = output.detach().contiguous()
 
@@ -202,26 +202,3 @@ class Compute:
         set_current_stage(action.stage, action.chunk, schedule.num_stages, schedule.num_chunks)
         self._dropout.step = step
         self._dropout.microbatch = self._numbers[action.microbatch]
-
-
-def _loss_of(reported: Any) -> float:
-    """The loss of a microbatch from what the loss function reported: "lm loss" or the first value.
-
-    Newer scripts report a sum and the number of tokens in it, older ones a mean.
-
-    Raises:
-        TrainingError: there is no such value.
-    """
-    try:
-        value = reported
-        if isinstance(reported, Mapping):
-            value = reported.get("lm loss", next(iter(reported.values())))
-        if isinstance(value, tuple | list) or (isinstance(value, Tensor) and value.numel() == 2):
-            total, num_tokens = (float(part) for part in value)
-            return total / num_tokens if num_tokens else 0.0
-        return float(value)
-    except (TypeError, ValueError, RuntimeError, StopIteration) as error:
-        raise TrainingError(
-            f"the loss function reported {reported!r}: it must report a loss, like "
-            '{"lm loss": tensor}'
-        ) from error

@@ -150,7 +150,10 @@ class Executor:
             ValueError: for a call that this executor was not built for.
         """
         if forward_only or collect_non_loss_data:
-            raise ValueError("forward_only and collect_non_loss_data are not supported yet")
+            raise ValueError(
+                "a step has backward passes, and its losses are all that comes of it: leave "
+                "forward_only and collect_non_loss_data out, evaluations come by --eval-interval"
+            )
         if num_microbatches != (due := self._view.shape.num_microbatches):
             raise ValueError(f"this schedule has {due} microbatches, not {num_microbatches}")
         self.begin_step(self._course.state.step + 1, _first_of(data_iterator), forward_step_func)

@@ -12,7 +12,7 @@ from megatron_bamboo.checkpoint.moments import BeforeMoment, SaveMoment
 from megatron_bamboo.execution.errors import TrainingError
 from megatron_bamboo.model.stage import Stage
 from megatron_bamboo.observe.events import EventLog
-from megatron_bamboo.rehearsal.fault import REPLICA, Fault, How, Nth
+from megatron_bamboo.rehearsal.fault import REPLICA, EvaluationMoment, Fault, How, Nth
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, Action
 
 BeWithin = Callable[[Action, int], AbstractContextManager[None]]
@@ -67,6 +67,19 @@ class Injector:
             is_due = 0 < due_step < step or self._begun >= fault.moment.number
         else:
             is_due = (action, step) == (fault.moment, due_step)
+        if is_due and self._can_strike(fault, action):
+            self._strike(fault, action, step)
+
+    def before_evaluated(self, action: Action, batch: int, step: int) -> None:
+        """An action of the evaluation after a step is about to begin, in a global batch of it."""
+        fault = self._fault
+        if fault is None or fault.step != step or fault.how is How.FLIP:
+            return
+        if isinstance(fault.moment, Nth):
+            self._begun += 1
+            is_due = self._begun >= fault.moment.number
+        else:
+            is_due = fault.moment == EvaluationMoment(batch, action)
         if is_due and self._can_strike(fault, action):
             self._strike(fault, action, step)
 

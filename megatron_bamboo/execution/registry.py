@@ -299,6 +299,13 @@ class GroupRegistry:
                     formation.give_up(membership.members)
             self._drop(lambda _name, members: bool(self._lost & members))
 
+    def end(self, names: Collection[str]) -> None:
+        """End groups that no plan knows of, which will not be used again."""
+        with self._lock:
+            for name in names:
+                self._memberships.pop(name, None)
+            self._drop(lambda name, _members: name in names)
+
     def close(self) -> None:
         """End all groups."""
         with self._lock:

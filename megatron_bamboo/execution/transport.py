@@ -362,6 +362,10 @@ class Transport:
         become of it."""
         return self._sent.sent()
 
+    def forget_sent(self) -> None:
+        """What the main thread sends from now on has the names of what it has sent before."""
+        self._sent = SentLog()
+
     def has_broken(self) -> bool:
         """Whether a channel's peer seems to be gone."""
         with self._lock:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 START = "start-up"
 LOOP = "the loop"
 SWITCH = "the change of plan"
+EVALUATE = "the evaluation"
 SAVE = "the save"
 HOLD = "the wait for nodes"
 FINISH = "the end"

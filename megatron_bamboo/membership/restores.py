@@ -13,7 +13,10 @@ from megatron_bamboo.membership.table import Table
 from megatron_bamboo.planner.plan import Plan
 
 RESTORES_KEY = "restores"
-_OF_STEPS = ("passed/", "saved/", "said/saved/", "said/checkpoint/", "said/differences/")
+_OF_STEPS = (
+    *("passed/", "saved/", "said/saved/", "said/checkpoint/", "said/differences/"),
+    *("evaluated/", "evaluation/", "said/evaluated/", "said/evaluation/"),
+)
 """What is known of a step, by its number."""
 
 
@@ -54,5 +57,5 @@ class Restores:
             table.set(RESTORES_KEY, json.dumps(asdict(self)).encode())
             for prefix in _OF_STEPS:
                 for key in table.items(prefix):
-                    if int(key.removeprefix(prefix)) > self.step:
+                    if int(key.removeprefix(prefix).partition("/")[0]) > self.step:
                         table.delete(key)

@@ -2,8 +2,8 @@
 
 Every claim of equality in this project is made with this command. First all copies of a tensor
 within each run must agree (primaries, replicas, all pipelines), then the two runs with each other,
-then the losses and gradient norms of the steps that both have. Bits are compared, never values: two
-NaNs with the same bits are equal, 0.0 and -0.0 are not.
+then the losses and gradient norms of the steps that both have, and the losses of evaluations. Bits
+are compared, never values: two NaNs with the same bits are equal, 0.0 and -0.0 are not.
 """
 
 import argparse
@@ -51,6 +51,9 @@ class Comparison:
     max_loss_difference: float
     steps_of_one: range = range(0)
     """Steps that only one run has, since the other went on from a checkpoint."""
+    num_evaluations: int = 0
+    evaluations: tuple[str, ...] = ()
+    """Evaluations of which a loss differs."""
 
     @property
     def parameters_equal(self) -> bool:
@@ -59,8 +62,8 @@ class Comparison:
 
     @property
     def losses_equal(self) -> bool:
-        """All losses and gradient norms agree."""
-        return not self.steps
+        """All losses and gradient norms agree, those of evaluations too."""
+        return not self.steps and not self.evaluations
 
     @property
     def equal(self) -> bool:
@@ -90,6 +93,8 @@ def compare_runs(a: Path, b: Path) -> Comparison:
         steps=steps,
         max_loss_difference=max(_loss_difference(first, second, step) for step in shared),
         steps_of_one=range(starts[0] + 1, starts[1] + 1),
+        num_evaluations=len(first.evaluations.keys() & second.evaluations.keys()),
+        evaluations=tuple(_differing_evaluations(first, second)),
     )
 
 
@@ -165,6 +170,12 @@ def _differing_steps(first: SavedRun, second: SavedRun) -> Iterator[int]:
             yield step
 
 
+def _differing_evaluations(first: SavedRun, second: SavedRun) -> Iterator[str]:
+    for key in sorted(first.evaluations.keys() & second.evaluations.keys()):
+        if first.evaluations[key] != second.evaluations[key]:
+            yield f"the {key[1]} evaluation of step {key[0]}"
+
+
 def _loss_difference(first: SavedRun, second: SavedRun, step: int) -> float:
     (loss_a, _), (loss_b, _) = first.losses[step], second.losses[step]
     return abs(float.fromhex(loss_a) - float.fromhex(loss_b))
@@ -178,6 +189,8 @@ def format_comparison(comparison: Comparison) -> str:
         ("copies", comparison.num_copies, len(comparison.copies)),
         ("losses", comparison.num_losses, len(comparison.steps)),
     ]
+    if number := comparison.num_evaluations:
+        rows.append(("evaluated", number, len(comparison.evaluations)))
     lines = [f"{'':10}{'compared':>14}{'different':>12}"]
     lines += [f"{name:10}{compared:>14,}{differ:>12,}" for name, compared, differ in rows]
     num_bits = sum(d.bits for d in (*comparison.tensors, *comparison.copies))
@@ -188,6 +201,7 @@ def format_comparison(comparison: Comparison) -> str:
     if alone := comparison.steps_of_one:
         lines.append(f"losses of steps {alone[0]} to {alone[-1]} not compared: one run has them")
     lines += _format_differences(comparison)
+    lines += [f"  {text}" for text in comparison.evaluations[:NAMES_SHOWN]]
     lines.append("equal bit for bit" if comparison.equal else "DIFFERENT")
     return "\n".join(lines)
 

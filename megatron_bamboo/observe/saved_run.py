@@ -2,14 +2,14 @@
 
 ``state/*.safetensors`` holds one file a worker, stage and role, its tensors named
 ``unit/parameter/kind``; ``losses.jsonl`` holds one line a step with hexadecimal floats, which keep
-every bit. Tensors are opened lazily: only names and metadata are read here. ``job.json`` tells
-what a whole run leaves: two halves that agree would prove nothing.
+every bit, and one an evaluation. Tensors are opened lazily: only names and metadata are read here.
+``job.json`` tells what a whole run leaves: two halves that agree would prove nothing.
 """
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ class SavedRun:
     """By step the loss and the gradient norm, as hexadecimal floats."""
     start_step: int = 0
     """The steps before its first one: those of the checkpoint that it went on from."""
+    evaluations: Mapping[tuple[int, str], Mapping[str, str]] = field(default_factory=dict)
+    """By step and kind of evaluation its losses by name, as hexadecimal floats."""
 
 
 def open_run(folder: Path) -> SavedRun:
@@ -66,7 +68,8 @@ def open_run(folder: Path) -> SavedRun:
     if len(steps) > 1:
         raise UserError(f"{folder} was saved at different steps: {', '.join(sorted(steps))}")
     shape = _read_shape(folder)
-    run = SavedRun(folder, steps.pop(), files, _read_losses(folder / LOSSES_FILE), shape.start_step)
+    losses, evaluations = _read_losses(folder / LOSSES_FILE)
+    run = SavedRun(folder, steps.pop(), files, losses, shape.start_step, evaluations)
     _check_whole(run, shape)
     return run
 
@@ -141,7 +144,10 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _read_losses(path: Path) -> dict[int, tuple[str, str]]:
+def _read_losses(
+    path: Path,
+) -> tuple[dict[int, tuple[str, str]], dict[tuple[int, str], dict[str, str]]]:
+    """Those of steps, and those of evaluations."""
     if not path.is_file():
         raise UserError(f"no such file: {path}")
     try:
@@ -149,28 +155,52 @@ def _read_losses(path: Path) -> dict[int, tuple[str, str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}; give a finished run's folder") from error
     losses: dict[int, tuple[str, str]] = {}
-    again: dict[int, int] = {}
+    again: dict[object, int] = {}
+    evaluations: dict[tuple[int, str], dict[str, str]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         try:
-            step, values, times = _parse_losses(line)
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise TypeError("it is no object")
+            times = _times(record)
+            if "evaluated" in record:
+                key, found = _parse_evaluation(record)
+                if key in evaluations and times <= again[key]:
+                    raise ValueError(f"the {key[1]} evaluation of step {key[0]} is there twice")
+                evaluations[key], again[key] = found, times
+                continue
+            step, values = _parse_losses(record)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise UserError(f"{path}, line {number} is not a step's losses: {error!r}") from error
         # What was undone, since all went back to a checkpoint, was done again after that.
         if step in losses and times <= again[step]:
             raise UserError(f"{path} has step {step} twice")
         losses[step], again[step] = values, times
-    return losses
+    return losses, evaluations
 
 
-def _parse_losses(line: str) -> tuple[int, tuple[str, str], int]:
-    """A step, its loss and gradient norm, and after how many returns to checkpoints it was done
-    again; 0 for the first time."""
-    record = json.loads(line)
-    step, values = record["step"], (record["loss"], record["grad_norm"])
+def _times(record: Mapping[str, Any]) -> int:
+    """After how many returns to checkpoints it was done again; 0 for the first time."""
     again = record.get("again", 0)
-    for what, number in (("step", step), ("number of times", again)):
-        if type(number) is not int:
-            raise ValueError(f"its {what} is {number!r}")
+    if type(again) is not int:
+        raise ValueError(f"its number of times is {again!r}")
+    return again
+
+
+def _parse_evaluation(record: Mapping[str, Any]) -> tuple[tuple[int, str], dict[str, str]]:
+    """The step and the kind of an evaluation, and its losses."""
+    step, losses = record["step"], dict(record["losses"])
+    if type(step) is not int:
+        raise ValueError(f"its step is {step!r}")
+    for value in losses.values():
+        float.fromhex(value)
+    return (step, record["evaluated"]), losses
+
+
+def _parse_losses(record: Mapping[str, Any]) -> tuple[int, tuple[str, str]]:
+    step, values = record["step"], (record["loss"], record["grad_norm"])
+    if type(step) is not int:
+        raise ValueError(f"its step is {step!r}")
     for value in values:
         float.fromhex(value)
-    return step, values, again
+    return step, values

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Self
 
 from megatron_bamboo.checkpoint.moments import SaveMoment
-from megatron_bamboo.schedule.actions import COMPUTE_OPS, Action
+from megatron_bamboo.schedule.actions import COMPUTE_OPS, Action, Op
 
 
 class How(StrEnum):
@@ -43,6 +43,9 @@ REPLICA = "replica"
 LOSSES = tuple(how for how in How if how is not How.FLIP)
 """What costs the job a node."""
 
+EVALUATION_OPS = frozenset({Op.F, Op.SEND_F, Op.RECV_F})
+"""All that an evaluation has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Nth:
@@ -55,7 +58,18 @@ class Nth:
         return f"#{self.number}"
 
 
-Moment = Action | SaveMoment | Nth
+@dataclass(frozen=True, slots=True)
+class EvaluationMoment:
+    """An action of the evaluation after a step, in one of its global batches, from 1."""
+
+    batch: int
+    action: Action
+
+    def __str__(self) -> str:
+        return f"EVAL{self.batch}/{self.action}"
+
+
+Moment = Action | SaveMoment | Nth | EvaluationMoment
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +87,8 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From ``iter7:2.0B3``, ``iter7:#12:raise``, ``change:1SEND_STATE`` or
-        ``iter7:1REDUCE:flip:layer1/exp_avg``.
+        """From ``iter7:2.0B3``, ``iter7:#12:raise``, ``change:1SEND_STATE``, ``iter10:EVAL1/2.0F3``
+        or ``iter7:1REDUCE:flip:layer1/exp_avg``.
 
         Raises:
             ValueError: it is no fault.
@@ -98,8 +112,15 @@ class Fault:
             raise ValueError(f"at {self.moment} a node is killed or stopped whole, not {self.how}")
         if isinstance(self.moment, SaveMoment) and self.step is None:
             raise ValueError(f"{self.moment} needs the iteration that is saved: write iterN")
-        is_compute = isinstance(self.moment, Nth) or (
-            isinstance(self.moment, Action) and self.moment.op in COMPUTE_OPS
+        if isinstance(self.moment, EvaluationMoment) and self.step is None:
+            raise ValueError(f"{self.moment} needs the iteration before it: write iterN")
+        if isinstance(self.moment, EvaluationMoment) and self.how is How.FLIP:
+            raise ValueError("a bit flips in an iteration, not in an evaluation")
+        action = self.moment
+        if isinstance(action, EvaluationMoment):
+            action = action.action
+        is_compute = isinstance(action, Nth) or (
+            isinstance(action, Action) and action.op in COMPUTE_OPS
         )
         if self.how is How.HANG and not is_compute:
             raise ValueError(f"a worker hangs in a forward or backward, not at {self.moment}")
@@ -117,7 +138,8 @@ class Fault:
 
 
 def parse_moment(text: str) -> Moment:
-    """An action, a moment of a save, or the number of an action, from its text.
+    """An action, one of an evaluation, a moment of a save, or the number of an action, from its
+    text.
 
     Raises:
         ValueError: it is none of them.
@@ -126,6 +148,11 @@ def parse_moment(text: str) -> Moment:
         return SaveMoment(text)
     if number := re.fullmatch(r"#([1-9][0-9]*)", text):
         return Nth(int(number[1]))
+    if found := re.fullmatch(r"EVAL([1-9][0-9]*)/(.*)", text):
+        action = Action.parse(found[2])
+        if action.op not in EVALUATION_OPS:
+            raise ValueError(f"an evaluation has no {action.op}")
+        return EvaluationMoment(int(found[1]), action)
     return Action.parse(text)
 
 

@@ -21,6 +21,7 @@ from megatron_bamboo.schedule.describe import (
     takeover_body,
     takeover_head,
 )
+from megatron_bamboo.schedule.forward_only import forward_only_schedule
 from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.json_form import as_json, takeover_as_json
 from megatron_bamboo.schedule.lower import lower
@@ -59,6 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chunks", type=int, default=1, help="chunks of layers a stage; interleaved if above 1"
     )
     parser.add_argument("--microbatches", type=int, required=True, help="microbatches a pipeline")
+    parser.add_argument(
+        "--forward-only",
+        action="store_true",
+        help="the schedule of an evaluation, which has no backwards and nothing redundant",
+    )
     parser.add_argument(
         "--redundancy",
         choices=[mode.value for mode in Redundancy],
@@ -99,8 +105,13 @@ def run(args: argparse.Namespace) -> int:
     costs = EQUAL_COSTS if args.costs is None else _read_costs(args.costs)
     unit = "a forward is 1, a backward 2" if args.costs is None else f"costs of {args.costs.name}"
     sizes = (args.stages, args.chunks, args.microbatches)
-    body = _build(sizes, mode, costs, args.mirror_gradients)
-    whole = add_tail(body, tied=True)
+    if args.forward_only:
+        _check_forward_only(mode, args.mirror_gradients, lost)
+        mode = Redundancy.NONE
+        body = whole = _build_forwards(sizes, costs)
+    else:
+        body = _build(sizes, mode, costs, args.mirror_gradients)
+        whole = add_tail(body, tied=True)
     validate(whole)
     timeline = simulate(whole, costs)
     if lost is None:
@@ -123,6 +134,29 @@ def _build(
         return lower(add_redundancy(compute, mode, costs, num_mirrors))
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def _build_forwards(sizes: tuple[int, int, int], costs: Costs) -> Schedule:
+    num_stages, num_chunks, num_microbatches = sizes
+    try:
+        costs.check_shape(num_stages, num_chunks)
+        return forward_only_schedule(compute_schedule(num_stages, num_chunks, num_microbatches))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _check_forward_only(mode: Redundancy, num_mirrors: int, lost: Action | None) -> None:
+    """UserError for what an evaluation has not."""
+    if mode not in (Redundancy.NONE, Redundancy.LAZY) or num_mirrors:
+        raise UserError(
+            "--forward-only: nothing is redundant in an evaluation; leave --redundancy and "
+            "--mirror-gradients out"
+        )
+    if lost is not None:
+        raise UserError(
+            "--forward-only: after a loss an evaluation is done again, there is no takeover to "
+            "show; leave --lose out"
+        )
 
 
 def _read_costs(path: Path) -> Costs:

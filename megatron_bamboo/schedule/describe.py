@@ -19,9 +19,10 @@ def schedule_head(schedule: Schedule, timeline: Timeline, mode: Redundancy, unit
     """What it is and how long it takes; with ``bubble``, what fits into the gaps."""
     chunks = f" of {schedule.num_chunks} chunks" if schedule.num_chunks > 1 else ""
     mirrors = f", {schedule.num_mirrors} mirrors" if schedule.num_mirrors else ""
+    what = "forward only" if schedule.forward_only else f"redundancy {mode}{mirrors}"
     title = (
         f"{schedule.num_stages} stages{chunks}, {schedule.num_microbatches} microbatches, "
-        f"redundancy {mode}{mirrors}: makespan {timeline.makespan:g} ({unit})"
+        f"{what}: makespan {timeline.makespan:g} ({unit})"
     )
     return f"{title}\n\n{_fitting_lines(schedule)}" if mode is Redundancy.BUBBLE else title
 

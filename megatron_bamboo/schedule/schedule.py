@@ -32,6 +32,8 @@ class Schedule:
     """How often a stage sends its replica the gradient of each chunk so far."""
     max_deferred: int = MAX_MICROBATCHES
     """Of a stage that was taken over, how many gradients of a chunk may wait for earlier ones."""
+    forward_only: bool = False
+    """An evaluation's: it has no backward passes."""
 
     @property
     def num_stages(self) -> int:

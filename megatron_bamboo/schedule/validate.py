@@ -36,7 +36,7 @@ class ScheduleError(ValueError):
 def validate(
     schedule: Schedule, done: Actions = NO_ACTIONS, received: Actions = NO_ACTIONS
 ) -> None:
-    """Raise ScheduleError unless the lowered schedule completes the iteration.
+    """Raise ScheduleError unless the lowered schedule completes the iteration, or evaluation.
 
     ``done`` and ``received`` are what live workers did before, as for ``lower``.
     """
@@ -67,6 +67,8 @@ def _check_places(schedule: Schedule) -> None:
 
 def _exists(schedule: Schedule, action: Action) -> bool:
     if action.stage >= schedule.num_stages:
+        return False
+    if schedule.forward_only and action.op not in (Op.F, Op.SEND_F, Op.RECV_F):
         return False
     if action.chunk is None or action.microbatch is None:
         return True
@@ -105,14 +107,16 @@ def _check_complete(schedule: Schedule, finished: Actions, received: Actions) ->
 
 
 def _expected(schedule: Schedule, present: set[Action], received: Actions) -> Iterator[Action]:
-    """All forwards and backwards, mirrors that have not come, the whole tail if there is any."""
+    """All forwards, backwards but in an evaluation, mirrors that have not come, the whole tail if
+    there is any."""
     for receive in mirrors_left(schedule, received):
         yield from (schedule.send_of(receive), receive)
     for stage in range(schedule.num_stages):
         for chunk in range(schedule.num_chunks):
             for microbatch in range(schedule.num_microbatches):
                 yield Action(stage, chunk, Op.F, microbatch)
-                yield Action(stage, chunk, Op.B, microbatch)
+                if not schedule.forward_only:
+                    yield Action(stage, chunk, Op.B, microbatch)
     if any(action.op in TAIL_OPS for action in present):
         tie = any(action.op in (Op.TIE, Op.SEND_TIE) for action in present)
         sharded = any(action.op in GATHER_OPS for action in present)

@@ -19,8 +19,6 @@ _ALWAYS: Mapping[str, Any] = {
     "consumed_train_samples": 0,
     "consumed_valid_samples": 0,
     "train_samples": None,
-    "eval_iters": 0,
-    "eval_interval": None,
     "context_parallel_size": 1,
     "expert_model_parallel_size": 1,
     "num_experts": None,
@@ -46,9 +44,6 @@ _ALWAYS: Mapping[str, Any] = {
     "fim_data": False,
     "data_args_path": None,
     "per_split_data_args_path": None,
-    "train_data_path": None,
-    "valid_data_path": None,
-    "test_data_path": None,
     "reset_position_ids": False,
     "reset_attention_mask": False,
     "eod_mask_loss": False,
@@ -63,6 +58,14 @@ _ALWAYS: Mapping[str, Any] = {
     "full_validation": False,
     "multiple_validation_sets": False,
 }
+
+
+_BLENDS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
+
+
+def _as_blend(prefix: str | None) -> list[str] | None:
+    """Megatron's form: a blend of several, here always of one."""
+    return [prefix] if prefix else None
 
 
 def dtype_of(precision: PrecisionOptions) -> torch.dtype:
@@ -89,7 +92,9 @@ def make_args(
     values |= {
         "params_dtype": dtype_of(options.precision),
         "ffn_hidden_size": options.model.feed_forward_size,
-        "data_path": [options.data.data_path],
+        "eval_iters": options.evaluation.num_batches,
+        **{name: _as_blend(getattr(options.data, name)) for name in _BLENDS},
+        "split": options.data.split if options.data.data_path else None,
         "global_batch_size": layout.global_batch_size,
         "padded_vocab_size": padded_vocab_size(
             vocab_size, options.model.make_vocab_size_divisible_by, layout.tensor_size

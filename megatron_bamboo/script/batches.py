@@ -28,9 +28,17 @@ def get_batch_on_this_cp_rank(batch: Batch) -> Batch:
     return batch
 
 
-def get_blend_and_blend_per_split(args: argparse.Namespace) -> tuple[tuple[list[str], None], None]:
-    """What ``GPTDatasetConfig`` wants to know of ``--data-path``."""
-    return (args.data_path, None), None
+Blend = tuple[list[str], None]
+
+
+def get_blend_and_blend_per_split(
+    args: argparse.Namespace,
+) -> tuple[Blend | None, list[Blend | None] | None]:
+    """What ``GPTDatasetConfig`` wants to know of ``--data-path``, or of each part's own."""
+    if args.data_path is not None:
+        return (args.data_path, None), None
+    paths = (args.train_data_path, args.valid_data_path, args.test_data_path)
+    return None, [None if path is None else (path, None) for path in paths]
 
 
 def is_first_or_last_pipeline_stage(vp_stage: int | None) -> bool:

@@ -17,8 +17,7 @@ def inputs_of(options: Options) -> tuple[Input, ...]:
     """The files that the flags name, and the script's own modules that are imported by now."""
     data = options.data
     named = [
-        ("--data-path", f"{data.data_path}.idx"),
-        ("--data-path", f"{data.data_path}.bin"),
+        *((flag, f"{path}{end}") for flag, path in data.sources for end in (".idx", ".bin")),
         ("--vocab-file", data.vocab_file),
         ("--merge-file", data.merge_file),
     ]

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from megatron_bamboo.evaluation.due import Kind
+from megatron_bamboo.evaluation.outcome import Evaluated
 from megatron_bamboo.membership.lives import last_life
 from megatron_bamboo.planner.plan import PipelinePlan
 from megatron_bamboo.watching.loss_kinds import LossKind, kind_of
@@ -71,6 +73,8 @@ class History:
     failed_saves: int = 0
     saved_step: int | None = None
     """The newest step that was saved."""
+    validation: Evaluated | None = None
+    """The newest evaluation on validation samples."""
     lines: tuple[str, ...] = ()
     """The newest lines that tell of no iteration."""
 
@@ -109,6 +113,8 @@ def _after_event(history: History, event: Mapping[str, Any]) -> History:
             return replace(history, drained=history.drained + 1)
         case "agent_joined" if last_life(event["node"]) is not None:
             return replace(history, returned=history.returned + 1)
+        case "evaluation" if event["kind"] != Kind.TEST:
+            return replace(history, validation=Evaluated.from_fields(event))
         case "checkpoint" if event["failure"] is None:
             return replace(history, saves=history.saves + 1, saved_step=event["step"])
         case "checkpoint":

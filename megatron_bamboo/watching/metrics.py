@@ -44,6 +44,8 @@ def _gauges(status: JobStatus) -> Iterator[Metric]:
     values: tuple[tuple[str, str, float | None], ...] = (
         ("steps_wanted", "The step after which the training ends", progress.last_step),
         ("loss", "Loss of the newest step", progress.loss),
+        ("validation_loss", "Loss of the newest evaluation", progress.validation_loss),
+        ("validation_step", "The step that it came after", progress.validation_step),
         ("learning_rate", "Learning rate of the newest step", progress.learning_rate),
         ("gradient_norm", "Gradient norm of the newest step", progress.gradient_norm),
         ("step_seconds", "Time that the newest step took", progress.step_seconds),

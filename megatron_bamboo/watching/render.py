@@ -80,6 +80,9 @@ def _training(progress: Progress) -> str | None:
         parts.append(f"learning rate {progress.learning_rate:.3E}")
     if progress.gradient_norm is not None:
         parts.append(f"gradient norm {progress.gradient_norm:.3f}")
+    if progress.validation_loss is not None:
+        where = f"after step {progress.validation_step}"
+        parts.append(f"validation loss {progress.validation_loss:.6f} {where}")
     return ", ".join(parts)
 
 

@@ -41,6 +41,9 @@ class Progress:
     step_seconds: float | None = None
     median_step_seconds: float | None = None
     """Over the newest steps."""
+    validation_loss: float | None = None
+    """Of the newest evaluation on validation samples, None before it."""
+    validation_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

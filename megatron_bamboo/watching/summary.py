@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from dataclasses import replace
 
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.outcome import Outcome, Status
@@ -101,6 +102,14 @@ def _ending(outcome: Outcome) -> str:
 
 
 def _progress(view: StoreView) -> Progress:
+    progress, evaluated = _training_progress(view), view.history.validation
+    if evaluated is None:
+        return progress
+    _, loss = evaluated.main
+    return replace(progress, validation_loss=loss, validation_step=evaluated.step)
+
+
+def _training_progress(view: StoreView) -> Progress:
     shape, saved = view.shape, view.history.saved_step
     reported = view.keys.get(REPORTED_KEY)
     step = shape.start_step if reported is None else int(reported)

@@ -16,6 +16,8 @@ from megatron_bamboo.agent.long_waits import LongWaits
 from megatron_bamboo.agent.members import FINISH
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.agent.telling import Announcer
+from megatron_bamboo.evaluation.due import Kind
+from megatron_bamboo.evaluation.outcome import Evaluated
 from megatron_bamboo.membership.decision import FENCED_VALUE, Record, StepReport
 from megatron_bamboo.membership.leaving import Notice
 from megatron_bamboo.membership.stopping import STOP_KEY, StopWish
@@ -67,10 +69,10 @@ class Cluster:
         tmp_path: Path,
         deadlines: Deadlines,
         standbys: Sequence[str] = (),
-        restores: bool = False,
+        **more: Any,
     ) -> None:
         shape = JobShape(
-            equal_pipelines(4, 1, 2), "lazy", train_iters=9, global_batch_size=2, restores=restores
+            equal_pipelines(4, 1, 2), "lazy", train_iters=9, global_batch_size=2, **more
         )
         self.memory = Memory()
         self.table = Table(self.memory)
@@ -139,9 +141,9 @@ def lead(tmp_path: Path) -> Callable[..., Cluster]:
         story: Callable[[Cluster], Awaitable[None]],
         deadlines: Deadlines = Deadlines(),  # noqa: B008
         standbys: Sequence[str] = (),
-        restores: bool = False,
+        **more: Any,
     ) -> Cluster:
-        cluster = Cluster(tmp_path, deadlines, standbys, restores)
+        cluster = Cluster(tmp_path, deadlines, standbys, **more)
 
         async def both() -> None:
             async with asyncio.timeout(20):
@@ -539,6 +541,29 @@ def test_a_noticed_node_hands_over_and_ends_when_a_step_has_passed_without_it(le
 
     cluster = lead(story)
     assert (cluster.coordinator.members.lost, cluster.table.count("plan/")) == ({}, 2)
+
+
+def test_a_notice_waits_for_the_end_of_an_evaluation(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.join(*NODES)
+        await cluster.plan(0)
+        for step in (1, 2):
+            cluster.confirm(step, 0)
+        cluster.table.set("noticed/node2", Notice("taken", 30.0).to_json().encode())
+        await cluster.until(lambda: cluster.said_iterations() == 2)
+        for _ in range(100):
+            await asyncio.sleep(0.001)
+        assert cluster.table.get("ending/0") is None
+        outcome = Evaluated(2, Kind.INTERVAL, 0, 0.5, {"lm loss": (1.0).hex()})
+        cluster.table.set("evaluated/2/interval", outcome.to_json().encode())
+        assert await cluster.table.wait(["ending/0"], 5) == ()
+        for node in NODES:
+            cluster.record(0, node, 2, True, True)
+        assert (await cluster.plan(1)).let_go == ("node2",)
+        cluster.finish(*NODES)
+
+    cluster = lead(story, eval_interval=2)
+    assert any("validation loss at iteration 2 |" in line for line in cluster.said)
 
 
 async def hand_over(cluster: Cluster) -> None:

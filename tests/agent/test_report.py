@@ -8,7 +8,10 @@ from typing import Any
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.report import Reporter, iteration_line
 from megatron_bamboo.agent.telling import Teller
+from megatron_bamboo.evaluation.due import Kind
+from megatron_bamboo.evaluation.outcome import Evaluated
 from megatron_bamboo.membership.decision import StepReport
+from megatron_bamboo.membership.restores import Restores
 from megatron_bamboo.membership.table import Change, Nowhere, Said, Table
 from megatron_bamboo.planner.arrangement import equal_pipelines
 
@@ -82,3 +85,44 @@ def test_a_save_is_said_after_its_step() -> None:
         "iteration        6/      20 | consumed sampl",
         "step 6 was not saved to /ckpt: OSError: [Err",
     ]
+
+
+def test_an_evaluation_is_said_after_its_step_and_its_losses_are_kept(tmp_path: Path) -> None:
+    journal = Journal()
+    table = Table(journal)
+    reporter = Reporter(table, SHAPE, lambda: NOW)
+    losses = {"lm loss": (2.5).hex()}
+    for kind in Kind:
+        reporter.evaluated(Evaluated(1, kind, 0, 0.5, losses))
+    assert journal.facts == []
+    reporter.passed(replace(REPORT, step=1))
+    # Another coordinator that finds the same says nothing twice.
+    Reporter(table, SHAPE, lambda: NOW).evaluated(Evaluated(1, Kind.TEST, 0, 0.5, losses))
+    lines: list[str] = []
+    teller = Teller(tmp_path, lines.append)
+    teller.tell(journal.facts)
+    teller.close()
+    ends = [line.split("] ")[1] for line in lines]
+    values = "| lm loss value: 2.500000E+00 | lm loss PPL: 1.218249E+01 |"
+    assert ends[0].startswith("iteration        1/")
+    assert ends[1:] == [
+        f"validation loss at iteration 1 {values}",
+        f"validation loss at iteration 1 on validation set {values}",
+        f"validation loss at iteration 1 on test set {values}",
+    ]
+    written = [json.loads(line) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
+    assert written[1:] == [{"evaluated": kind, "step": 1, "losses": losses} for kind in Kind]
+
+
+def test_an_evaluation_that_is_done_again_says_so() -> None:
+    journal = Journal()
+    table = Table(journal)
+    Restores(1, 1, 3, 5).write(table)
+    reporter = Reporter(table, replace(SHAPE, start_step=3), lambda: NOW)
+    reporter.go_back(Restores.of(table))
+    for step in (4, 5, 6):
+        reporter.passed(replace(REPORT, step=step))
+        reporter.evaluated(Evaluated(step, Kind.INTERVAL, 1, 0.5, {"lm loss": (2.5).hex()}))
+    told = [fact for fact in journal.facts if "evaluation" in fact]
+    assert [fact["evaluation"].get("again") for fact in told] == [1, 1, None]
+    assert [fact["line"].endswith("| done again |") for fact in told] == [True, True, False]

@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron_bamboo.cli import main as bamboo
 from megatron_bamboo.data import gpt_dataset
-from megatron_bamboo.data.gpt_dataset import OpenDataset, TrainDataOptions
+from megatron_bamboo.data.gpt_dataset import DataNeeds, Datasets, OpenDatasets
 from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
 from megatron_bamboo.script.state import begin
 from pretrain_gpt_bamboo import train_valid_test_datasets_provider
@@ -32,35 +32,43 @@ class Prepared:
         )
 
 
-def opener(options: TrainDataOptions, tokenizer: GPT2BPETokenizer, **more: bool) -> OpenDataset:
-    """Opens the training samples as the script's provider does, which reads these options."""
+def opener(needs: DataNeeds, tokenizer: GPT2BPETokenizer, **more: bool) -> OpenDatasets:
+    """Opens the samples as the script's provider does, which reads these options."""
     args = argparse.Namespace(
-        seed=options.seed,
-        seq_length=options.sequence_length,
-        data_path=[options.data_path],
-        split=options.split,
+        seed=needs.seed,
+        seq_length=needs.sequence_length,
+        data_path=[needs.data_path] if needs.paths_apart is None else None,
+        train_data_path=[needs.data_path],
+        split=needs.split if needs.paths_apart is None else None,
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,
         create_attention_mask_in_dataloader=False,
     )
+    validation, test = needs.paths_apart or (None, None)
+    args.valid_data_path = [validation] if validation else None
+    args.test_data_path = [test] if test else None
     vars(args).update(more)
+    numbers = (needs.num_samples, needs.num_validation_samples, needs.num_test_samples)
 
-    def open_dataset(cache_folder: Path) -> Any:
+    def open_datasets(cache_folder: Path) -> Any:
         args.data_cache_path = str(cache_folder)
         begin(args, tokenizer)
-        return train_valid_test_datasets_provider((options.num_samples, 0, 0))[0]
+        return train_valid_test_datasets_provider(numbers)
 
-    return open_dataset
+    return open_datasets
 
 
-def prepare_train_dataset(options: TrainDataOptions, tokenizer: GPT2BPETokenizer) -> Any:
+def prepare_all(needs: DataNeeds, tokenizer: GPT2BPETokenizer) -> Datasets:
     """The product's function, with the script's provider."""
-    return gpt_dataset.prepare_train_dataset(options, tokenizer, opener(options, tokenizer))
+    return gpt_dataset.prepare_datasets(needs, tokenizer, opener(needs, tokenizer))
 
 
-def build_train_dataset(
-    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, **more: bool
-) -> Any:
-    """The product's function, with the script's provider."""
-    return gpt_dataset.build_train_dataset(options, opener(options, tokenizer, **more))
+def prepare_train_dataset(needs: DataNeeds, tokenizer: GPT2BPETokenizer) -> Any:
+    """The training samples alone."""
+    return prepare_all(needs, tokenizer).train
+
+
+def build_train_dataset(needs: DataNeeds, tokenizer: GPT2BPETokenizer, **more: bool) -> Any:
+    """The training samples, whose indices are there."""
+    return gpt_dataset.build_datasets(needs, opener(needs, tokenizer, **more)).train

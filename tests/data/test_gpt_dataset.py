@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from prepared_data import Prepared, build_train_dataset, prepare_train_dataset
+from prepared_data import Prepared, build_train_dataset, prepare_all, prepare_train_dataset
 
 from megatron_bamboo.data import gpt_dataset
-from megatron_bamboo.data.gpt_dataset import TrainDataOptions, read_microbatch
+from megatron_bamboo.data.data_files import Part, has_samples
+from megatron_bamboo.data.gpt_dataset import DataNeeds, read_microbatch
 from megatron_bamboo.data.tokenizer import GPT2BPETokenizer
 from megatron_bamboo.errors import UserError
 
@@ -20,8 +21,8 @@ def tokenizer(prepared: Prepared) -> GPT2BPETokenizer:
 
 
 @pytest.fixture
-def options(prepared: Prepared, tmp_path: Path) -> TrainDataOptions:
-    return TrainDataOptions(
+def options(prepared: Prepared, tmp_path: Path) -> DataNeeds:
+    return DataNeeds(
         prepared.data_path,
         sequence_length=32,
         seed=1234,
@@ -32,7 +33,7 @@ def options(prepared: Prepared, tmp_path: Path) -> TrainDataOptions:
 
 
 def test_a_microbatch_is_what_get_batch_gives(
-    options: TrainDataOptions, tokenizer: GPT2BPETokenizer
+    options: DataNeeds, tokenizer: GPT2BPETokenizer
 ) -> None:
     assert len(prepare_train_dataset(options, tokenizer)) >= 200
     batch = read_microbatch(build_train_dataset(options, tokenizer), range(4, 7))
@@ -44,7 +45,7 @@ def test_a_microbatch_is_what_get_batch_gives(
 
 
 def test_an_attention_mask_comes_only_if_asked_for(
-    options: TrainDataOptions, tokenizer: GPT2BPETokenizer
+    options: DataNeeds, tokenizer: GPT2BPETokenizer
 ) -> None:
     prepare_train_dataset(options, tokenizer)
     masked = build_train_dataset(options, tokenizer, create_attention_mask_in_dataloader=True)
@@ -54,7 +55,7 @@ def test_an_attention_mask_comes_only_if_asked_for(
 
 
 def test_samples_depend_on_the_seed_alone(
-    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, tmp_path: Path
+    options: DataNeeds, tokenizer: GPT2BPETokenizer, tmp_path: Path
 ) -> None:
     def tokens(**changes: object) -> torch.Tensor:
         changed = replace(options, **changes)
@@ -66,11 +67,11 @@ def test_samples_depend_on_the_seed_alone(
     assert not torch.equal(tokens(), tokens(seed=1235))
 
 
-def times_of_files(options: TrainDataOptions) -> dict[Path, int]:
+def times_of_files(options: DataNeeds) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in Path(options.cache_path or "").rglob("*")}
 
 
-def test_workers_only_load(options: TrainDataOptions, tokenizer: GPT2BPETokenizer) -> None:
+def test_workers_only_load(options: DataNeeds, tokenizer: GPT2BPETokenizer) -> None:
     with pytest.raises(UserError, match="not prepared"):
         build_train_dataset(options, tokenizer)
     prepare_train_dataset(options, tokenizer)
@@ -82,7 +83,7 @@ def test_workers_only_load(options: TrainDataOptions, tokenizer: GPT2BPETokenize
 
 
 def test_new_data_under_an_old_name_gets_new_indices(
-    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, prepared: Prepared, tmp_path: Path
+    options: DataNeeds, tokenizer: GPT2BPETokenizer, prepared: Prepared, tmp_path: Path
 ) -> None:
     moved = replace(options, data_path=str(tmp_path / "data"))
     for suffix in (".bin", ".idx"):
@@ -111,7 +112,7 @@ def test_new_data_under_an_old_name_gets_new_indices(
     ],
 )
 def test_bad_options_are_one_line(
-    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, changes: dict[str, object], message: str
+    options: DataNeeds, tokenizer: GPT2BPETokenizer, changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(UserError, match=message) as raised:
         prepare_train_dataset(replace(options, **changes), tokenizer)
@@ -129,7 +130,7 @@ def test_bad_options_are_one_line(
     ],
 )
 def test_truncated_files_are_refused(
-    options: TrainDataOptions,
+    options: DataNeeds,
     tokenizer: GPT2BPETokenizer,
     prepared: Prepared,
     tmp_path: Path,
@@ -175,7 +176,7 @@ def change_index(index: bytearray, part: str, number: int, value: int) -> None:
     ],
 )
 def test_an_index_that_contradicts_itself_is_refused(
-    options: TrainDataOptions,
+    options: DataNeeds,
     tokenizer: GPT2BPETokenizer,
     prepared: Prepared,
     tmp_path: Path,
@@ -195,7 +196,7 @@ def test_an_index_that_contradicts_itself_is_refused(
 
 
 def test_an_index_of_nothing_is_refused(
-    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, tmp_path: Path
+    options: DataNeeds, tokenizer: GPT2BPETokenizer, tmp_path: Path
 ) -> None:
     empty = replace(options, data_path=str(tmp_path / "data"))
     (tmp_path / "data.bin").touch()
@@ -206,7 +207,7 @@ def test_an_index_of_nothing_is_refused(
 
 
 def test_negative_tokens_are_refused(
-    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, tmp_path: Path
+    options: DataNeeds, tokenizer: GPT2BPETokenizer, tmp_path: Path
 ) -> None:
     negative = replace(options, data_path=str(tmp_path / "data"))
     (tmp_path / "data.bin").write_bytes(struct.pack("<100i", *range(99), -1))
@@ -216,9 +217,7 @@ def test_negative_tokens_are_refused(
         prepare_train_dataset(negative, tokenizer)
 
 
-def test_tokens_of_another_vocabulary_are_refused(
-    options: TrainDataOptions, prepared: Prepared
-) -> None:
+def test_tokens_of_another_vocabulary_are_refused(options: DataNeeds, prepared: Prepared) -> None:
     tokenizer = GPT2BPETokenizer(prepared.vocab_file, prepared.merge_file)
     smallest = {token: number for token, number in tokenizer.vocab.items() if number < 50}
     tokenizer._inverse = {number: token for token, number in smallest.items()}
@@ -227,7 +226,7 @@ def test_tokens_of_another_vocabulary_are_refused(
 
 
 def test_an_unwritable_cache_is_one_line(
-    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, tmp_path: Path
+    options: DataNeeds, tokenizer: GPT2BPETokenizer, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="--data-cache-path"):
@@ -239,7 +238,51 @@ def test_an_unwritable_cache_is_one_line(
     [(None, "gave no training dataset"), ([{"tokens": 1}] * 199, "has 199 samples, .* takes 200")],
 )
 def test_a_provider_that_gives_too_little_is_refused(
-    options: TrainDataOptions, tokenizer: GPT2BPETokenizer, dataset: object, message: str
+    options: DataNeeds, tokenizer: GPT2BPETokenizer, dataset: object, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        gpt_dataset.prepare_train_dataset(options, tokenizer, lambda folder: dataset)
+        gpt_dataset.prepare_datasets(options, tokenizer, lambda folder: (dataset,))
+
+
+def test_parts_that_are_evaluated_change_nothing_of_the_training_samples(
+    options: DataNeeds, tokenizer: GPT2BPETokenizer
+) -> None:
+    alone = prepare_all(replace(options, split="60,30,10"), tokenizer)
+    assert (alone.validation, alone.test) == (None, None)
+    more = replace(options, split="60,30,10", num_validation_samples=300, num_test_samples=20)
+    together = prepare_all(more, tokenizer)
+    assert together.validation is not None and together.test is not None
+    assert len(together.validation) >= 300 and len(together.test) >= 20
+    one, other = (read_microbatch(data.train, range(50))["tokens"] for data in (alone, together))
+    assert torch.equal(one, other)
+
+
+def test_a_part_for_validation_without_a_sample_is_refused(
+    options: DataNeeds, tokenizer: GPT2BPETokenizer
+) -> None:
+    with pytest.raises(UserError, match=r"the validation part .* give --split more for validation"):
+        prepare_all(replace(options, split="100,0,0", num_validation_samples=1), tokenizer)
+
+
+def test_whether_there_is_a_sample_for_a_test(
+    options: DataNeeds, tokenizer: GPT2BPETokenizer
+) -> None:
+    path, length = options.data_path, options.sequence_length
+    assert has_samples(path, "60,30,10", length, Part.TEST)
+    for split in ("90,10,0", "90,10", "100", "1000000,0,1"):
+        assert not has_samples(path, split, length, Part.TEST)
+
+
+def test_validation_samples_may_have_files_of_their_own(
+    options: DataNeeds, tokenizer: GPT2BPETokenizer
+) -> None:
+    path = options.data_path
+    apart = replace(
+        options, paths_apart=(path, None), num_validation_samples=20, num_test_samples=20
+    )
+    found = prepare_all(apart, tokenizer)
+    assert found.validation is not None and found.test is None
+    alone = prepare_train_dataset(options, tokenizer)
+    one, other = (read_microbatch(data, range(50))["tokens"] for data in (found.train, alone))
+    assert torch.equal(one, other)
+    assert prepare_all(replace(apart, paths_apart=(path, path)), tokenizer).test is not None

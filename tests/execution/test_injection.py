@@ -228,3 +228,34 @@ def test_what_is_not_there_cannot_flip(events: EventLog, room: Room) -> None:
     injector = Injector("iter2:2COMMIT:flip:layer1/exp_avg_sq", events, room.within, {2: held})
     with pytest.raises(TrainingError, match="this node has no layer1/exp_avg_sq then"):
         injector.before_action(COMMIT, 2)
+
+
+def test_an_action_of_an_evaluation_is_fatal_there_alone(
+    events: EventLog, kills: Kills, room: Room, tmp_path: Path
+) -> None:
+    forward = Action.parse("2.0F3")
+    injector = Injector("iter4:EVAL2/2.0F3", events, room.within, {})
+    injector.before_action(forward, 4)
+    for action, batch, step in ((forward, 1, 4), (forward, 2, 2), (Action.parse("2.0F2"), 2, 4)):
+        injector.before_evaluated(action, batch, step)
+    assert not kills
+    injector.before_evaluated(forward, 2, 4)
+    (event,) = read_events(tmp_path)
+    assert (len(kills), event["fault"], event["step"]) == (1, "iter4:EVAL2/2.0F3", 4)
+
+
+def test_actions_of_an_evaluation_count_among_those_of_the_step_before(
+    events: EventLog, kills: Kills, room: Room
+) -> None:
+    injector = Injector("iter4:#3", events, room.within, {})
+    injector.before_action(FATAL, 4)
+    injector.before_evaluated(Action.parse("2.0F3"), 1, 4)
+    assert not kills
+    injector.before_evaluated(Action.parse("2.0F3"), 1, 4)
+    assert len(kills) == 1
+
+
+def test_no_bit_flips_in_an_evaluation(events: EventLog, kills: Kills, room: Room) -> None:
+    injector = Injector("iter4:#1:flip:layer1/parameter", events, room.within, {})
+    injector.before_evaluated(Action.parse("2.0F3"), 1, 4)
+    assert not kills

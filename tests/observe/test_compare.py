@@ -98,6 +98,30 @@ def test_losses_count_to_the_last_bit(runs: tuple[Path, Path], losses: Losses) -
     assert len(comparison.steps) == 1
 
 
+def add_evaluation(folder: Path, loss: float, **more: int) -> None:
+    line = {"evaluated": "interval", "step": 2, "losses": {"lm loss": loss.hex()}, **more}
+    with (folder / "losses.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def test_losses_of_evaluations_count_where_both_have_them(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_evaluation(runs[0], 2.5)
+    assert (compare_runs(*runs).equal, compare_runs(*runs).num_evaluations) == (True, 0)
+    add_evaluation(runs[1], 2.5 + 2**-50)
+    comparison = compare_runs(*runs)
+    assert comparison.evaluations == ("the interval evaluation of step 2",)
+    assert comparison.parameters_equal and not comparison.losses_equal
+    assert bamboo(["compare", *map(str, runs)]) == 1
+    assert "evaluated              1           1" in capsys.readouterr().out
+    add_evaluation(runs[1], 2.5, again=1)  # since all went back to a checkpoint
+    assert compare_runs(*runs).equal
+    add_evaluation(runs[1], 2.5)
+    with pytest.raises(UserError, match="line 5 is not a step's losses"):
+        compare_runs(*runs)
+
+
 def test_a_missing_tensor_another_shape_and_another_scale_are_differences(
     runs: tuple[Path, Path],
 ) -> None:

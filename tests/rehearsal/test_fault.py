@@ -3,7 +3,7 @@
 import pytest
 
 from megatron_bamboo.checkpoint.moments import SaveMoment
-from megatron_bamboo.rehearsal.fault import Fault, How, Nth
+from megatron_bamboo.rehearsal.fault import EvaluationMoment, Fault, How, Nth
 from megatron_bamboo.schedule.actions import Action, Op
 
 
@@ -21,6 +21,11 @@ from megatron_bamboo.schedule.actions import Action, Op
             Fault(3, Action(1, None, Op.REDUCE, None), How.FLIP, "layer1/exp_avg"),
         ),
         ("iter3:#12:flip:head/parameter", Fault(3, Nth(12), How.FLIP, "head/parameter")),
+        ("iter10:EVAL2/1.0F3", Fault(10, EvaluationMoment(2, Action(1, 0, Op.F, 3)))),
+        (
+            "iter10:EVAL1/1.0F3:hang",
+            Fault(10, EvaluationMoment(1, Action(1, 0, Op.F, 3)), How.HANG),
+        ),
         ("iter3:0.1F0:hang", Fault(3, Action(0, 1, Op.F, 0), How.HANG)),
     ],
 )
@@ -52,6 +57,11 @@ def test_a_flip_may_hit_whatever_replica_there_is() -> None:
         ("iter7:SAVE_END:flip:layer1/exp_avg", "is killed or stopped whole"),
         ("iter7:SAVE_END:hang", "is killed or stopped whole"),
         ("change:SAVE_END", "needs the iteration"),
+        ("iter10:EVAL0/1.0F3", "EVAL0/1.0F3"),
+        ("iter10:EVAL1/1.0B3", "an evaluation has no B"),
+        ("change:EVAL1/1.0F3", "needs the iteration"),
+        ("iter10:EVAL1/1.0SEND_F3:hang", "hangs in a forward or backward"),
+        ("iter10:EVAL1/1.0F3:flip:layer1/exp_avg", "a bit flips in an iteration"),
         ("change7:2.0B3", "write NODE@iterN:ACTION"),
         ("iter7:SAVE_SOON", "SAVE_SOON"),
     ],

@@ -30,6 +30,8 @@ FP16 = (
     *("--fp16", "--initial-loss-scale", "2097152", "--hysteresis", "1"),
     *("--loss-scale-window", "2"),
 )
+PARTS = ("--split", "60,30,10")
+EVALUATED = (*PARTS, "--eval-interval", "2", "--eval-iters", "2")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "": (),
     "untied-rope": (
@@ -51,6 +53,10 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         *("--transformer-impl", "emulated", "--bamboo-emulated-forward-ms", "4"),
         *("--bamboo-emulated-backward-ms", "8", "--bamboo-emulated-bandwidth", "20"),
     ),
+    # The same training, without and with evaluations.
+    "in-parts": PARTS,
+    "evaluated": EVALUATED,
+    "evaluated-zero": (*EVALUATED, "--use-distributed-optimizer"),
     "faulty": (),
     "own-loop": (),
     "hooked": (),

@@ -59,6 +59,24 @@ time  rank 0  rank 1
 19    |       2.0B0
 """
 
+FORWARD_ONLY = """\
+2 stages, 2 microbatches, forward only: makespan 3 (a forward is 1, a backward 2)
+
+stage 0: on rank 0, no replica
+stage 1: on rank 1, no replica
+
+rank 0: 0.0F0 0.0SEND_F0 0.0F1 0.0SEND_F1
+rank 1: 1.0RECV_F0 1.0F0 1.0RECV_F1 1.0F1
+
+time  rank 0  rank 1
+0     0.0F0   .
+1     0.0F1   1.0F0
+2     .       1.0F1
+
+rank 0: idle 1 of 3 (33.3%)
+rank 1: idle 1 of 3 (33.3%)
+"""
+
 
 def schedule_command(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
     status = main(["schedule", *options])
@@ -69,6 +87,11 @@ def schedule_command(capsys: pytest.CaptureFixture[str], *options: str) -> tuple
 def test_text_of_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--stages", "2", "--microbatches", "2", "--redundancy", "eager")
     assert schedule_command(capsys, *options) == (0, EAGER, "")
+
+
+def test_text_of_an_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--stages", "2", "--microbatches", "2", "--forward-only")
+    assert schedule_command(capsys, *options) == (0, FORWARD_ONLY, "")
 
 
 @pytest.mark.parametrize(
@@ -213,6 +236,9 @@ def test_text_fits_a_hundred_columns(
             "mirrored gradients go to replicas",
         ),
         ("--stages 2 --microbatches 2 --mirror-gradients -1", "it must be 0 or above"),
+        ("--stages 2 --microbatches 2 --forward-only --redundancy eager", "nothing is redundant"),
+        ("--stages 2 --microbatches 2 --forward-only --lose 1.0F1", "leave --lose out"),
+        ("--stages 2 --microbatches 0 --forward-only", "one chunk and one microbatch"),
     ],
 )
 def test_bad_input_gets_one_line_and_status_2(

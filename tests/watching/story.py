@@ -49,7 +49,7 @@ class Story:
         self.keys[f"agent/{node}"] = b"{}"
         self.event("agent_joined", node=node, pid=1)
 
-    def event(self, kind: str, **fields: object) -> None:
+    def event(self, kind: str, /, **fields: object) -> None:
         unix = START + len(self.facts)
         self.facts.append({"event": {"event": kind, "unix": unix, "time": unix, **fields}})
 

@@ -3,6 +3,7 @@
 import pytest
 from story import Story
 
+from megatron_bamboo.evaluation.due import Kind
 from megatron_bamboo.planner.healing import Vacancy
 from megatron_bamboo.watching.history import KEPT_LINES, History, Loss
 from megatron_bamboo.watching.loss_kinds import LossKind, kind_of
@@ -87,3 +88,18 @@ def test_saves_are_counted_by_how_they_ended() -> None:
 def test_each_cause_has_its_kind(cause: str, kind: LossKind) -> None:
     assert kind_of(cause) is kind
     assert Loss("node1", cause, 0.0).kind is kind
+
+
+def test_the_newest_evaluation_on_validation_samples_is_kept() -> None:
+    story = Story().begin()
+    assert story.history().validation is None
+    for step, kind, loss in (
+        (5, Kind.INTERVAL, 3.0),
+        (8, Kind.VALIDATION, 2.0),
+        (8, Kind.TEST, 1.0),
+    ):
+        story.event(
+            "evaluation", step=step, kind=kind, epoch=0, seconds=1.0, losses={"lm loss": loss.hex()}
+        )
+    kept = story.history().validation
+    assert kept is not None and (kept.step, kept.main) == (8, ("lm loss", 2.0))

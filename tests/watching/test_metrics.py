@@ -106,3 +106,13 @@ def test_what_is_not_known_yet_is_left_out() -> None:
     assert "bamboo_steps_total 0.0" in text
     for name in ("loss", "epoch", "coordinator_generation", "checkpoint_step"):
         assert f"bamboo_{name} " not in text
+
+
+def test_a_validation_loss_is_shown_once_there_is_one() -> None:
+    assert "bamboo_validation" not in exposed(status_of(lossy().view()))
+    story = lossy()
+    losses = {"lm loss": (1.5).hex()}
+    story.event("evaluation", step=6, kind="interval", epoch=1, seconds=1.0, losses=losses)
+    status = status_of(story.view())
+    assert "bamboo_validation_loss 1.5\n" in exposed(status)
+    assert "bamboo_validation_step 6.0\n" in exposed(status)

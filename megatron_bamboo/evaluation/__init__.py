@@ -1,0 +1,1 @@
+"""Evaluations during the training: which there are, and what comes of one. Without torch."""
