@@ -118,7 +118,7 @@ class CoordinatorLink:
     def is_over(self) -> bool:
         """Whether the job is over; to be asked several times a second: it keeps the link up."""
         silent = self._clock.look() - self._heard_at
-        if self._channel is not None and self._signpost.find() not in (None, self._address):
+        if self._channel is not None and self._is_elsewhere():
             self._lose("another one leads the job")
         is_greeting = self._channel is not None and not self._channel.is_open
         if is_greeting and time.monotonic() > self._greeting_until:
@@ -135,6 +135,16 @@ class CoordinatorLink:
             self._next_try = time.monotonic() + RETRY_SECONDS
             self._connect()
         return False
+
+    def _is_elsewhere(self) -> bool:
+        """Whether the job is led from elsewhere by now.
+
+        A coordinator listens before it says where. If that is at the port of the one before, who
+        has come to it by that one's word is right there, and would be lost by going again.
+        """
+        newest, known = self._signpost.find(), self._address
+        assert known is not None, "it is connected"
+        return newest is not None and (newest.host, newest.port) != (known.host, known.port)
 
     def report(self, fact: Mapping[str, Any]) -> None:
         """Say something that every coordinator must know; of notices only the newest."""

@@ -110,6 +110,20 @@ def test_all_that_was_reported_is_said_to_the_next_one_too(
     assert first.links[0].incarnation == second.links[0].incarnation == INCARNATION
 
 
+def test_a_coordinator_that_says_late_where_it_listens_is_not_left_for_itself(
+    lead: Lead, link: CoordinatorLink, tmp_path: Path
+) -> None:
+    """At the port of the one before: who had come to it already would else be lost."""
+    second = lead()
+    assert link.await_welcome()
+    write_address(tmp_path, second.thread.address, generation=2)
+    assert not link.is_over()
+    assert link.fileno is not None
+    link.report(STARTED)
+    assert not tend(link, lambda: second.told == [STARTED])
+    assert (len(second.links), second.closings) == (1, 0)
+
+
 def test_the_end_is_a_word_or_a_file(lead: Lead, link: CoordinatorLink, tmp_path: Path) -> None:
     first = lead()
     assert link.await_welcome()
