@@ -241,7 +241,8 @@ class Worker:
         """Let go of all that this worker has, for another that begins again by a plan; makes it."""
         self._watch.close()
         self._reporter.abandon()
-        self._transport.renew(self._registry.renew_pairs(plan.epoch))
+        pairs = self._registry.renew_pairs(plan.epoch, [self._environment.worker])
+        self._transport.renew(pairs, forgets_step=True)
         self._registry.close()
         self._stages.clear()
         self._events.emit("went_back", epoch=plan.epoch, step=self._executor.step)
@@ -415,8 +416,11 @@ class Worker:
         self._reporter.finish()
         if self._account is not None:
             self._account.say(self._events)
-        pipeline = self._executor.plan.pipelines[self._view.number]
+        plan, place = self._executor.plan, self._view.number
+        pipeline = plan.pipelines[place]
         for number in stages_to_hold(pipeline, self._environment.worker):
+            if (place, number, self._environment.worker) in plan.lacking:
+                continue  # it was to come in a step that never does
             stage = self._stages[number]
             is_primary = pipeline.stages[number] == self._environment.worker
             dump_stage(

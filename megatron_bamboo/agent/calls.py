@@ -6,6 +6,7 @@ that does not get ready must not keep its place for ever: nothing else would pro
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from time import monotonic
 
@@ -64,6 +65,32 @@ class Calls:
             if now - called_at > seconds:
                 cause = f"it was called for a place and was not ready within {seconds:g} s"
                 members.fence(node, cause)
+
+    def crew(
+        self,
+        plan: Plan,
+        number: int,
+        num_stages: int,
+        arranged: Callable[[tuple[str, ...]], PipelinePlan],
+    ) -> tuple[str, ...]:
+        """The standbys that are to become a pipeline, by rank, called if need be; nobody while
+        there are too few.
+
+        Args:
+            arranged: the pipeline on some nodes, by rank.
+        """
+        ranks = range(num_stages)
+        called = self.called(plan).items()
+        crew = {place.rank: node for node, place in called if place.pipeline == number}
+        missing = [rank for rank in ranks if rank not in crew]
+        idle = self.idle(plan)
+        if len(idle) < len(missing):
+            return ()
+        crew |= dict(zip(missing, idle, strict=False))
+        nodes = tuple(crew[rank] for rank in ranks)
+        for rank in missing:
+            self.call(crew[rank], Vacancy(number, rank), arranged(nodes))
+        return nodes
 
     def _free(self, plan: Plan) -> tuple[str, ...]:
         members = self._members

@@ -27,6 +27,7 @@ from megatron_bamboo.agent.progress import Failures
 from megatron_bamboo.agent.rearranger import Rearranger
 from megatron_bamboo.agent.records import Records
 from megatron_bamboo.agent.renewer import Renewer
+from megatron_bamboo.agent.repairer import Repairer
 from megatron_bamboo.agent.replacer import Replacer
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.agent.restorer import Restorer
@@ -46,14 +47,16 @@ from megatron_bamboo.membership.stopping import STOP_KEY, StopWish
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.events import Emitter
-from megatron_bamboo.planner.dissolving import broken_pipelines, go_on_after
+from megatron_bamboo.planner.dissolving import first_open, go_on_after
 from megatron_bamboo.planner.draining import counting_records, drain
 from megatron_bamboo.planner.growing import grow
 from megatron_bamboo.planner.healing import heal
 from megatron_bamboo.planner.links import broken_links, whom_to_fence
+from megatron_bamboo.planner.missing import broken_pipelines, unsaved
 from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_digest
 from megatron_bamboo.planner.rearranging import rearrange
-from megatron_bamboo.planner.rebalancing import Balance
+from megatron_bamboo.planner.repairing import Crews
+from megatron_bamboo.recovery.names import PolicyName
 from megatron_bamboo.schedule.redundancy import Redundancy
 
 # A pair that no loss has touched outlives its epoch, and may be formed only when it is first used.
@@ -108,6 +111,9 @@ class Coordinator:
         self._rearranger = Rearranger(shape, self.members, calls, events, reporter)
         replacer = Replacer(self.members, calls)
         self._drainer = Drainer(self.members, replacer, table, reporter)
+        # Who waits for a plan has the groups' time.
+        patience = shape.group_timeout_seconds / 2
+        self._repairer = Repairer(self.members, calls, patience, self._hear)
         self._records = Records(table, self.members, spec.deadlines, self._hear)
         self._failures = Failures(table)
         self._max_failures = spec.max_failures
@@ -195,11 +201,9 @@ class Coordinator:
 
     def _check_everything_is_saved(self) -> None:
         """A node that is lost after the last commit may have been a stage's only holder."""
-        for number, pipeline in enumerate(self._plan.pipelines):
-            for stage, holders in enumerate(zip(pipeline.stages, pipeline.replicas, strict=True)):
-                known = [node for node in holders if node is not None]
-                if not any(map(self.members.is_done, known)):
-                    raise NoHolder(number, stage, known)
+        done = {node for node in self._plan.nodes if self.members.is_done(node)}
+        if (lack := unsaved(self._plan, done, self._shape.num_shards > 1)) is not None:
+            raise lack
 
     def _first_plan(self, nodes: Sequence[str]) -> Plan:
         return initial_plan(nodes, self._shape.arrangement, self._shape.redundancy)
@@ -444,7 +448,7 @@ class Coordinator:
             self._publish_change(ending, decision)
             return
         try:
-            self._publish_loss(lost, decision)
+            await self._publish_loss(lost, decision)
         except NoHolder as error:
             await self._restore(error, decision)
 
@@ -500,13 +504,12 @@ class Coordinator:
             # A standby gets ready while those who leave are still there.
             self._healer.standby_for(plan.made())
 
-    def _publish_loss(self, lost: Set[str], decision: StepDecision | None) -> None:
+    async def _publish_loss(self, lost: Set[str], decision: StepDecision | None) -> None:
         before = self._plan
         freed = set(before.freed(decision))
         if before.change is not None and before.change.is_made(decision):
             self._say_changed(before, before.made(), before.change.step)
-        first_step, balance = self._restorer.first_step, self._may_dissolve(lost, decision)
-        plan = go_on_after(before, lost, decision, first_step, balance)
+        plan = await self._plan_after(before, lost, decision)
         gone = set(before.nodes) - set(plan.nodes) - freed - set(plan.dismissed)
         for node in sorted(gone - self.members.lost.keys()):
             self.members.fence(node, "the step in which it was to join did not pass")
@@ -515,13 +518,30 @@ class Coordinator:
             self._reporter.lost({node: self.members.lost[node] for node in plan.lost}, plan)
             self._drainer.dismiss(before.epoch, plan)
 
-    def _may_dissolve(self, lost: Set[str], decision: StepDecision | None) -> Balance | None:
-        """By what the work of a pipeline would be shared out; None if it must not be."""
-        broken = broken_pipelines(self._plan.after(decision), lost).values()
+    async def _plan_after(
+        self, before: Plan, lost: Set[str], decision: StepDecision | None
+    ) -> Plan:
+        steps = range(self._restorer.first_step, self._shape.train_iters + 1)
+        if not self._can_others_help(before, lost, decision):
+            return go_on_after(before, lost, decision, steps, None)
+        if decision is not None and (step := first_open(decision, steps)) not in steps:
+            # Then there is nothing to repair: no work is left.
+            return go_on_after(before, lost, decision, steps, self._shape.sharing())
+        crews: Crews | None = {}
+        if decision is not None and self._headway.must_evaluate(step - 1):
+            crews = None  # before the next step it would compute with what it has not got
+        elif decision is not None and self._balance is None:
+            crews = await self._repairer.crews(before, lost, decision)
+        return go_on_after(before, lost, decision, steps, self._balance, crews)
+
+    def _can_others_help(self, before: Plan, lost: Set[str], decision: StepDecision | None) -> bool:
+        """Whether pipelines may give another one their state, or do its work."""
+        broken = broken_pipelines(before, lost, decision).values()
         # An error of the script's own would only come again.
         is_own = any(all_raised_alike(lack.holders, self.members.raised) for lack in broken)
         # Where each pipeline has a share of the optimizer's state no other one has it.
-        return None if is_own or self._shape.num_shards > 1 else self._balance
+        is_whole = self._shape.num_shards == 1
+        return is_whole and not is_own and self._shape.policy != PolicyName.CHECKPOINT
 
     def _publish(self, plan: Plan) -> None:
         plan = self._holder.hold(self._plan, plan, self._restorer.first_step)
@@ -537,6 +557,8 @@ class Coordinator:
                 digest=plan_digest(published),
                 lost=plan.lost,
                 reason=plan.reason,
+                redone=plan.redone,
+                redoing=plan.redoing,
                 pipelines=[asdict(pipeline) for pipeline in plan.pipelines],
                 restored=None if plan.restored is None else plan.restored.step,
             )

@@ -109,7 +109,12 @@ class Headway:
     @property
     def is_evaluating(self) -> bool:
         """Whether an evaluation is under way after the newest step, as far as is known."""
-        interval, step = self._shape.eval_interval, self.step
+        return self.must_evaluate(self.step)
+
+    def must_evaluate(self, step: int) -> bool:
+        """Whether the evaluation after a step of the training, if there is one, has not come to its
+        end."""
+        interval = self._shape.eval_interval
         if interval is None or step in (self._shape.start_step, self._restores.step):
             return False
         return step % interval == 0 and self._evaluated_step < step

@@ -46,10 +46,15 @@ def writers_of(plan: Plan, tensor_size: int, sharded: bool = False) -> Writers:
         sharded: the pipelines share the optimizer's state.
     """
     stages: dict[str, list[int]] = {}
-    alike = _cut_alike(plan)
-    for stage in range(len(alike[0].stages)):
-        pipeline = alike[stage % len(alike)]
-        stages.setdefault(node_of(pipeline.stages[stage]), []).append(stage)
+    alike, lacking = _cut_alike(plan), plan.lacking
+    for stage in range(len(alike[0][1].stages)):
+        primaries = [
+            pipeline.stages[stage]
+            for number, pipeline in alike
+            # Of the step that is saved it has nothing.
+            if (number, stage, pipeline.stages[stage]) not in lacking
+        ]
+        stages.setdefault(node_of(primaries[stage % len(primaries)]), []).append(stage)
     shares = _primaries(plan) if sharded else {}
     nodes = tuple(dict.fromkeys((*stages, *shares)))
     return Writers(
@@ -59,12 +64,12 @@ def writers_of(plan: Plan, tensor_size: int, sharded: bool = False) -> Writers:
     )
 
 
-def _cut_alike(plan: Plan) -> list[PipelinePlan]:
-    """The pipelines that have the same stages as most have."""
-    by_cut: dict[object, list[PipelinePlan]] = {}
-    for pipeline in plan.pipelines:
+def _cut_alike(plan: Plan) -> list[tuple[int, PipelinePlan]]:
+    """The pipelines that have the same stages as most have, with their numbers."""
+    by_cut: dict[object, list[tuple[int, PipelinePlan]]] = {}
+    for number, pipeline in enumerate(plan.pipelines):
         if pipeline.stages:
-            by_cut.setdefault(pipeline.shape.spans, []).append(pipeline)
+            by_cut.setdefault(pipeline.shape.spans, []).append((number, pipeline))
     return max(by_cut.values(), key=len)
 
 

@@ -40,9 +40,9 @@ from megatron_bamboo.script.providers import ForwardStepFunc
 
 # Where a worker can do nothing until another has done its part.
 _AWAITED = RECEIVE_OPS | TAIL_OPS - STATE_SENDS - {Op.VERIFY, Op.STEP}
-# What ends the forward and backward part: not the state that moves, which is sent first, nor what
-# the step before has left to gather.
-_LAST_OPS = TAIL_OPS - GATHER_OPS - STATE_SENDS
+# What ends the forward and backward part: not the state that moves, which is sent first and may be
+# needed first, nor what the step before has left to gather.
+_LAST_OPS = TAIL_OPS - GATHER_OPS - STATE_SENDS - {Op.RECV_STATE}
 _LOGGED_AS_DONE = COMPUTE_OPS | SEND_OPS
 # Workers that share layers compute together, and sum what sequence parallelism has split.
 _JOINT = COMPUTE_OPS | {Op.REDUCE}
@@ -63,13 +63,14 @@ class Executor:
 
         Where a node is lost meanwhile the rest is made when it is first used: another worker may
         be past this, and waits for what this one computes. So are all groups of a pipeline that
-        begins among others, which come to them in the order of their step.
+        begins among others, or begins its step anew with them: they come in the order of theirs.
         """
         self._course.begin(watch, step)
         self._parts.ledger.follow(self.plan.epoch)
         self._follower.enter(self.plan)
         self._follower.hold(self.plan)
-        for action in () if self._view.pipeline.begins else self._view.collectives():
+        is_late = self._view.pipeline.begins or self._view.number in self.plan.redoing
+        for action in () if is_late else self._view.collectives():
             waiting = self._waiting_for(self._members_of(action))
             try:
                 with self._parts.where.at(step, str(action), "the others", waiting=waiting):

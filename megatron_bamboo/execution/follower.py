@@ -68,7 +68,7 @@ class PlanFollower:
             GoBack: all begin again.
         """
         start = time.monotonic()
-        parts, course = self._parts, self._course
+        parts, view, course = self._parts, self._view, self._course
         parts.ledger.follow(plan.epoch)
         if parts.worker not in plan.nodes:
             raise LetGo
@@ -82,10 +82,12 @@ class PlanFollower:
         parts.registry.forget(plan.dismissed)
         parts.transport.drop(plan.dismissed)
         before = course.plan
-        if plan.redone is None:
-            self._go_on(plan)
-        else:
+        if plan.redone is not None:
+            self._renew_channels(plan)
+        if view.number in plan.redoing:
             self._begin_again(plan)
+        else:
+            self._go_on(plan)
         self._log_takeover(before, plan, start)
 
     def _go_on(self, plan: Plan) -> None:
@@ -106,13 +108,18 @@ class PlanFollower:
                 self._adopt_mirrors()
                 self._performer.expect()
 
-    def _begin_again(self, plan: Plan) -> None:
-        """The step that is open is begun anew, with other microbatches.
+    def _renew_channels(self, plan: Plan) -> None:
+        """Leave all channels in which something of the step that is begun anew may be under way: it
+        must not be mistaken for what comes now."""
+        parts, view = self._parts, self._view
+        redoing = {w for n in plan.redoing for w in plan.pipelines[n].ranks}
+        peers = parts.registry.renew_pairs(plan.epoch, redoing)
+        parts.transport.renew(peers, forgets_step=view.number in plan.redoing)
+        self._course.state.send_again_to(redoing)
 
-        Nothing of it may be mistaken for what comes now, so all channels are left too.
-        """
+    def _begin_again(self, plan: Plan) -> None:
+        """The step that is open is begun anew, with other microbatches or other nodes."""
         parts, view, course = self._parts, self._view, self._course
-        parts.transport.renew(parts.registry.renew_pairs(plan.epoch))
         view.begin_again(plan)
         course.plan = plan
         self.enter(plan)

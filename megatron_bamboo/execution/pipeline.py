@@ -145,13 +145,16 @@ class PipelineView:
             self._steady = take_over(self._steady, loss.victim, {})
         self.in_force = hit or self._steady
         self._losses.clear()
-        return (*self.state_sends(step), *self._own_program, *self.tail(step))
+        needed = (*self.state_sends(step), *self.state_needed(step))
+        return (*needed, *self._own_program, *self.tail(step))
 
     def tail(self, step: int) -> Program:
         """The tail of a step under the placement in force."""
         moves, verifies = self.moves(step), self._verifies_in(step)
         alike = self.arrangement.is_cut_alike
-        more = moves, verifies, alike, self.fetched(step), self.handover(step)
+        # A pipeline that only begins needs its state no sooner.
+        fetched = self.fetched(step) if self.pipeline.begins else ()
+        more = moves, verifies, alike, fetched, self.handover(step)
         return tail_program(self.in_force, self.rank, self.tied, self.sharded, *more)
 
     def collectives(self) -> Program:
@@ -178,6 +181,11 @@ class PipelineView:
     def fetched(self, step: int) -> dict[int, str]:
         """By stage whose state comes here from another pipeline in a step, who sends it."""
         return self._fetched if step == self.moving_step else {}
+
+    def state_needed(self, step: int) -> Program:
+        """The receives of the state without which nothing can be computed in a step."""
+        stages = () if self.pipeline.begins else sorted(self.fetched(step))
+        return tuple(Action(stage, None, Op.RECV_STATE, None) for stage in stages)
 
     def given(self, stage: int, step: int) -> tuple[str, ...]:
         """To whom this worker sends a stage's state in a step, in whatever pipeline."""
@@ -230,7 +238,8 @@ class PipelineView:
             or held.pipeline is not self.pipeline
             or held.moving != moving
         ):
-            senders = ((a, self.sender_of(a)) for a in (*self.remaining(), *self.tail(step)))
+            program = (*self.state_needed(step), *self.remaining(), *self.tail(step))
+            senders = ((a, self.sender_of(a)) for a in program)
             others = tuple((action, node) for action, node in senders if node != self.node)
             held = self._awaited = _Awaited(self.in_force, self.pipeline, moving, others)
         return held.senders
@@ -321,6 +330,8 @@ class PipelineView:
         self.pipeline = plan.pipelines[self.number]
         self.rank = self.pipeline.rank_of(self.node)
         self.arrangement = plan.arrangement
+        if plan.redone is not None and self.number in plan.redoing:
+            self._redone = (plan.redone, plan.epoch)
         self.is_first = self.number == plan.first_pipeline
         """Whether this pipeline speaks for all where one is enough."""
         self._moves = ()
@@ -368,9 +379,7 @@ class PipelineView:
         self._begin_anew()
 
     def begin_again(self, plan: Plan) -> None:
-        """Begin the step that is open anew, with the microbatches that a plan gives."""
-        assert plan.redone is not None
-        self._redone = (plan.redone, plan.epoch)
+        """Begin the step that is open anew, with the nodes and microbatches that a plan gives."""
         self.set_plan(plan)
         self._begin_anew()
 

@@ -193,7 +193,8 @@ class GroupRegistry:
         self._forming: dict[str, tuple[Membership, _Formation]] = {}
         self._lost: set[str] = set()
         self._left_epoch = -1
-        self._renewed_epoch = -1
+        self._renewed: dict[str, int] = {}
+        """By worker the epoch of which all of its pairs are, or of a later one."""
 
     def update(
         self, epoch: int, groups: dict[str, tuple[str, ...]], is_changed: bool = False
@@ -256,13 +257,14 @@ class GroupRegistry:
                 del self._forming[name]
         return self._keep(name, membership, group, store)
 
-    def renew_pairs(self, epoch: int) -> tuple[str, ...]:
-        """Leave all pairs of before an epoch, so that they are made anew; who is in them.
+    def renew_pairs(self, epoch: int, workers: Collection[str]) -> tuple[str, ...]:
+        """Leave all pairs of before an epoch that some workers are in, so that they are made anew;
+        with whom they were.
 
         What is under way in them is never mistaken for what comes later. Both members do so.
         """
         with self._lock:
-            self._renewed_epoch = epoch
+            self._renewed |= dict.fromkeys(workers, epoch)
             old = {n: m for n, m in self._memberships.items() if self._is_renewed(n, m)}
             for name in old:
                 del self._memberships[name]
@@ -333,7 +335,8 @@ class GroupRegistry:
         return left or renewed or bool(self._lost & set(membership.members))
 
     def _is_renewed(self, name: str, membership: Membership) -> bool:
-        return _is_pair(name) and membership.epoch < self._renewed_epoch
+        renewed = (self._renewed.get(member, -1) for member in membership.members)
+        return _is_pair(name) and any(membership.epoch < epoch for epoch in renewed)
 
     def _refuse_over(self, name: str, membership: Membership) -> None:
         if self._is_over(name, membership):

@@ -5,6 +5,7 @@ replica's forward) and every gradient sent upstream. A takeover sends from it ag
 memory; ``docs/design.md`` says how much.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -39,3 +40,7 @@ class StepState:
     tied: set[int] = field(default_factory=set)
     sent: set[tuple[Message, str]] = field(default_factory=set)
     """Tail messages sent, and to whom."""
+
+    def send_again_to(self, peers: Collection[str]) -> None:
+        """What some workers were sent is lost."""
+        self.sent = {(message, peer) for message, peer in self.sent if peer not in peers}

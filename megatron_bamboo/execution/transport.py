@@ -11,7 +11,7 @@ messages between those that are waited for already, so each kind is waited for b
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -321,16 +321,25 @@ class Transport:
         for channel in closing:
             self._close(channel)
 
-    def renew(self, peers: Iterable[str]) -> None:
-        """Leave the channels to live peers, and all that came by them or is waited for there: the
-        step is begun anew. Who is connected again has a new channel."""
+    def renew(self, peers: Collection[str], forgets_step: bool) -> None:
+        """Leave the channels to live peers: they begin the step anew, or this worker does. Who is
+        connected again has a new channel.
+
+        Args:
+            forgets_step: this worker begins it anew, and forgets all that came and was sent in it.
+        """
         with self._lock:
             closing = [self._channels.pop(peer) for peer in peers if peer in self._channels]
-            self._expected.clear()
+            self._expected = {
+                m: p for m, p in self._expected.items() if not forgets_step and p not in peers
+            }
         for channel in closing:
             self._close(channel)
-        self._sent = SentLog()
-        self.mailbox.clear()
+        if forgets_step:
+            self._sent = SentLog()
+            self.mailbox.clear()
+        else:
+            self._sent.forget(peers)
 
     def expect(self, expected: Iterable[Expected]) -> None:
         """Receive these messages in this order, except what is expected already.

@@ -4,7 +4,7 @@ A wait names whoever has to act first. Beside it stands what the worker has sent
 began to wait: of two that wait for each other, one may so be known to have done its part long ago.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -51,6 +51,10 @@ class SentLog:
             runs[-1] = (runs[-1][0], runs[-1][1] + 1)
         else:
             runs.append((receive, 1))
+
+    def forget(self, peers: Collection[str]) -> None:
+        """What some workers were sent counts for nothing any more."""
+        self._runs = {kind: runs for kind, runs in self._runs.items() if kind[0] not in peers}
 
     def sent(self) -> tuple[Sent, ...]:
         """All that was sent in the newest step."""

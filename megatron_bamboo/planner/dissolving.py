@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 
 from megatron_bamboo.membership.decision import StepDecision
+from megatron_bamboo.planner.missing import broken_pipelines
 from megatron_bamboo.planner.plan import (
     NOTHING_LOST,
     Change,
@@ -19,70 +20,84 @@ from megatron_bamboo.planner.plan import (
     plan_after_loss,
 )
 from megatron_bamboo.planner.rebalancing import Balance
+from megatron_bamboo.planner.repairing import Crews, repair
 
 
 def go_on_after(
     plan: Plan,
     lost: Set[str],
     decision: StepDecision | None,
-    first_step: int,
+    steps: range,
     balance: Balance | None,
+    crews: Crews | None = None,
 ) -> Plan:
-    """The next epoch's plan: each lost node's stages run where their replicas are, or the others do
-    the work of its pipeline.
+    """The next epoch's plan: each lost node's stages run where their replicas are; or, of a stage
+    that has none left, the others do the work of its pipeline, or give it their copy.
 
     Args:
-        first_step: of the job; before its commit is entered the decision is about no step.
+        steps: the job's; before the commit of the first one is entered the decision is about none.
         balance: by what microbatches are shared out; None where each pipeline keeps its own.
+        crews: the standbys that become pipelines without live nodes; None where no pipeline can be
+            given another's state.
 
     Raises:
-        NoHolder: nobody has some stage of a pipeline, and no other pipeline can do its work.
+        NoHolder: nobody has some stage of a pipeline, and the others can do neither.
     """
-    broken = broken_pipelines(plan.after(decision), lost)
+    broken = broken_pipelines(plan, lost, decision)
+    if decision is None or not broken:
+        return _with_old_cut(plan, plan_after_loss(plan, lost, decision), steps)
+    step = first_open(decision, steps)
     working = sum(pipeline.shape.num_microbatches > 0 for pipeline in plan.pipelines)
-    if balance is None or decision is None or not broken or len(broken) == working:
-        return _with_old_cut(plan, plan_after_loss(plan, lost, decision), first_step)
+    if len(broken) < working and balance is not None:
+        return _dissolve(plan, lost, decision, broken, step, steps, balance)
+    if crews is not None:
+        return _with_old_cut(plan, repair(plan, lost, decision, step, crews), steps)
+    raise next(iter(broken.values()))
+
+
+def first_open(decision: StepDecision, steps: range) -> int:
+    """The first of a job's steps that is not applied; after the last one, the next number."""
+    return max(steps.start, decision.step + decision.applied)
+
+
+def _dissolve(
+    plan: Plan,
+    lost: Set[str],
+    decision: StepDecision,
+    broken: Mapping[int, NoHolder],
+    step: int,
+    steps: range,
+    balance: Balance,
+) -> Plan:
     after = plan_after_loss(_without(plan, broken), lost, decision)
     best = balance.best(after.pipelines, plan.arrangement.total_microbatches)
     shared = best.apply(after.pipelines)
-    step = _open_step(first_step, decision)
     gone = {*after.nodes, *after.lost, *plan.freed(decision)}
     return replace(
         after,
         pipelines=shared,
         change=None if after.change is None else _with_shares(after.change, shared),
         redone=step,
+        redoing=_with_nodes(shared),
         dismissed=tuple(node for node in plan.nodes if node not in gone),
-        reason=_reason(after, broken, shared, step),
+        reason=_reason(after, broken, shared, step, steps),
     )
 
 
-def _with_old_cut(before: Plan, after: Plan, first_step: int) -> Plan:
+def _with_old_cut(before: Plan, after: Plan, steps: range) -> Plan:
     """The plan after a loss; where it has undone a new cut its step is begun anew, so that nobody
     waits for units that never come."""
     change, decision = before.change, after.decision
     if change is None or not change.recut or decision is None or change.is_made(decision):
         return after
-    step = _open_step(first_step, decision)
+    step = first_open(decision, steps)
     given_up = f"the new cut is given up, and step {step} is begun anew"
-    return replace(after, redone=step, reason=f"{after.reason}; {given_up}")
+    reason = f"{after.reason}; {given_up}"
+    return replace(after, redone=step, redoing=_with_nodes(after.pipelines), reason=reason)
 
 
-def _open_step(first_step: int, decision: StepDecision) -> int:
-    return max(first_step, decision.step + decision.applied)
-
-
-def broken_pipelines(plan: Plan, lost: Set[str]) -> dict[int, NoHolder]:
-    """By pipeline that has a stage without a live holder, which that is and whose it was."""
-    broken: dict[int, NoHolder] = {}
-    for number, pipeline in enumerate(plan.pipelines):
-        if pipeline.begins:  # it does no work yet
-            continue
-        for stage, holders in enumerate(zip(pipeline.stages, pipeline.replicas, strict=True)):
-            known = [holder for holder in holders if holder is not None]
-            if lost >= set(known):
-                broken.setdefault(number, NoHolder(number, stage, known))
-    return broken
+def _with_nodes(pipelines: Sequence[PipelinePlan]) -> tuple[int, ...]:
+    return tuple(number for number, pipeline in enumerate(pipelines) if pipeline.stages)
 
 
 def _without(plan: Plan, numbers: Collection[int]) -> Plan:
@@ -113,9 +128,14 @@ def _with_shares(change: Change, shared: Sequence[PipelinePlan]) -> Change:
 
 
 def _reason(
-    after: Plan, broken: Mapping[int, NoHolder], shared: Sequence[PipelinePlan], step: int
+    after: Plan,
+    broken: Mapping[int, NoHolder],
+    shared: Sequence[PipelinePlan],
+    step: int,
+    steps: range,
 ) -> str:
     takeovers = [after.reason] if after.reason != NOTHING_LOST else []
     numbers = ", ".join(str(pipeline.shape.num_microbatches) for pipeline in shared)
     ends = [f"{why}, so it is dissolved" for why in broken.values()]
-    return "; ".join([*takeovers, *ends, f"step {step} is begun anew, with microbatches {numbers}"])
+    again = [f"step {step} is begun anew, with microbatches {numbers}"] * (step in steps)
+    return "; ".join([*takeovers, *ends, *again])

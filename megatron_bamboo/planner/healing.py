@@ -120,6 +120,7 @@ def next_plan(before: Plan, decision: StepDecision | None) -> Plan:
         lost=(),
         decision=decision,
         redone=None,
+        redoing=(),
         dismissed=(),
         restored=None,
     )

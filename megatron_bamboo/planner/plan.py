@@ -21,16 +21,18 @@ NOTHING_LOST = "no stage was lost"
 
 
 class NoHolder(Exception):
-    """No live node holds a stage of a pipeline: it cannot go on without a checkpoint."""
+    """No live node of a pipeline holds a stage: it cannot go on without another's copy."""
 
-    def __init__(self, pipeline: int, stage: int, holders: Sequence[str]) -> None:
+    def __init__(self, pipeline: int, stage: int, holders: Sequence[str], also: str = "") -> None:
+        """``also``: what is to be said besides, about other pipelines."""
         self.pipeline = pipeline
         self.stage = stage
         self.holders = tuple(holders)
         held = f"{holders[0]} was its only one"
         if len(holders) > 1:
             held = f"{' and '.join(holders)} are both lost"
-        super().__init__(f"pipeline {pipeline}: stage {stage} has no live holder ({held})")
+        what = f"pipeline {pipeline}: stage {stage} has no live holder ({held})"
+        super().__init__(f"{what}; {also}" if also else what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,11 @@ class PipelinePlan:
     def without_joining(self) -> Self:
         """Without those who have not joined."""
         return replace(self, ranks=self.ranks[: len(self.stages)])
+
+    def holders(self, stage: int) -> tuple[str, ...]:
+        """The node that runs a stage, and the one that has its replica."""
+        pair = (self.stages[stage], self.replicas[stage])
+        return tuple(node for node in pair if node is not None)
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any]) -> Self:
@@ -164,8 +171,10 @@ class Plan:
     change: Change | None = None
     """A planned change, in a step of this epoch; None too once it is made."""
     redone: int | None = None
-    """The step that is begun anew in this epoch, with other microbatches, since a pipeline has been
-    dissolved; None where what was done stays done."""
+    """The step that is begun anew in this epoch, since a pipeline has been dissolved or repaired;
+    None where what was done stays done."""
+    redoing: tuple[int, ...] = ()
+    """The pipelines that begin it anew; the others go on with what they have done of it."""
     dismissed: tuple[str, ...] = ()
     """The live nodes of such a pipeline, which are in no place from this epoch on."""
     restored: Checkpoint | None = None
@@ -195,8 +204,23 @@ class Plan:
 
     def freed(self, decision: StepDecision | None) -> tuple[str, ...]:
         """The nodes that a decision has let go: those of a change that is made."""
-        made = self.change is not None and self.change.is_made(decision)
-        return self.let_go if made else ()
+        return self.let_go if self.is_changed(decision) else ()
+
+    def is_changed(self, decision: StepDecision | None) -> bool:
+        """Whether a change was planned and is made by the end of the epoch."""
+        return self.change is not None and self.change.is_made(decision)
+
+    @property
+    def lacking(self) -> frozenset[tuple[int, int, str]]:
+        """Pipeline, stage and node where a node has a place already and gets the state only in the
+        step of the change."""
+        moves = () if self.change is None else self.change.transfers
+        return frozenset(
+            (t.pipeline, t.stage, t.target)
+            for t in moves
+            if self.pipelines[t.pipeline].stages
+            and t.target in self.pipelines[t.pipeline].holders(t.stage)
+        )
 
     @property
     def arrangement(self) -> Arrangement:
@@ -224,7 +248,7 @@ class Plan:
         """What has become of this plan's change by the end of the epoch: made, or nothing."""
         if self.change is None:
             return self
-        if self.change.is_made(decision):
+        if self.is_changed(decision):
             return self.made()
         pipelines = tuple(pipeline.without_joining() for pipeline in self.pipelines)
         return replace(self, pipelines=pipelines, change=None)
@@ -287,6 +311,7 @@ class Plan:
             epoch=int(values.pop("epoch")),
             pipelines=tuple(map(PipelinePlan.from_fields, values.pop("pipelines"))),
             lost=tuple(values.pop("lost")),
+            redoing=tuple(values.pop("redoing")),
             dismissed=tuple(values.pop("dismissed")),
             decision=None if decision is None else StepDecision.from_fields(decision),
             change=None if change is None else _change(change),
@@ -352,6 +377,7 @@ def plan_after_loss(plan: Plan, lost: Set[str], decision: StepDecision | None) -
         pipelines=tuple(pipelines),
         decision=decision,
         redone=None,
+        redoing=(),
         restored=None,
         dismissed=tuple(
             node
@@ -461,10 +487,8 @@ def _initial_pipeline(
 
 def _taker(number: int, stage: int, pipeline: PipelinePlan, lost: Set[str]) -> str:
     holder = pipeline.replicas[stage]
-    if holder is None:
-        raise NoHolder(number, stage, [pipeline.stages[stage]])
-    if holder in lost:
-        raise NoHolder(number, stage, [pipeline.stages[stage], holder])
+    if holder is None or holder in lost:
+        raise NoHolder(number, stage, pipeline.holders(stage))
     return holder
 
 

@@ -115,7 +115,7 @@ def plan_mends(
     for unit in filter(found.__contains__, unit_names(now.arrangement.num_units)):
         wrong = {d.worker for d in differences if d.copy.unit == unit}
         right = {worker for pipe in verified.pipelines for worker in _holders(pipe, unit)} - wrong
-        by_pipeline = [_holders(pipeline, unit) for pipeline in now.pipelines]
+        by_pipeline = [_to_mend(now, number, unit) for number in range(len(now.pipelines))]
         groups = by_pipeline if shared else [sum(by_pipeline, ())]
         mends += [mend for holders in groups for mend in _mends(unit, holders, right)]
     return tuple(mends)
@@ -147,6 +147,17 @@ def _holders(pipeline: PipelinePlan, unit: str) -> tuple[str, ...]:
     stage = pipeline.shape.stage_of(unit)
     pair = (pipeline.stages[stage], pipeline.replicas[stage])
     return tuple(worker for worker in pair if worker is not None)
+
+
+def _to_mend(plan: Plan, number: int, unit: str) -> tuple[str, ...]:
+    """The holders of a unit in a pipeline, but for those who are about to get all of its stage."""
+    pipeline = plan.pipelines[number]
+    holders = _holders(pipeline, unit)
+    return tuple(
+        worker
+        for worker in holders
+        if (number, pipeline.shape.stage_of(unit), worker) not in plan.lacking
+    )
 
 
 def _mends(unit: str, holders: Sequence[str], right: Set[str]) -> Iterator[Mend]:

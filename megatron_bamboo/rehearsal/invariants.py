@@ -3,8 +3,9 @@
 The numbers in brackets are those of the invariants in ``docs/design.md``.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.data.samples import samples_of_step
@@ -16,6 +17,8 @@ from megatron_bamboo.rehearsal.record import Event, Events, RunRecord, said_step
 from megatron_bamboo.rehearsal.work import work_complaints
 
 Check = Callable[[RunRecord], Iterator[str]]
+Pipeline = Mapping[str, Any]
+"""As an event has it."""
 
 
 def complaints(run: RunRecord, undisturbed: Path) -> list[str]:
@@ -107,17 +110,57 @@ def _leaks(run: RunRecord) -> Iterator[str]:
 
 
 def _no_holder_without_reason(run: RunRecord) -> Iterator[str]:
-    """A job may give up only if all holders of some stage are lost [5]."""
+    """A job may give up only if nobody has some stage any more, or nobody can take it [5]."""
     lost = {event["node"] for event in run.events.of("loss")}
     plans = [event for event in run.events.of("plan") if "pipelines" in event]
-    arranged = max([*plans, *run.events.of("changed")], key=lambda event: float(event["time"]))
-    if not any(_all_lost(pipeline, lost) for pipeline in arranged["pipelines"]):
+    pipelines, held = _holders(sorted([*plans, *run.events.of("changed")], key=_time))
+    missing = [place for place, nodes in held.items() if nodes <= lost]
+    if not missing:
         yield f"no stage had lost all its holders: {run.lines[-1:]}"
+    elif run.shape.num_shards == 1 and not any(
+        lost.issuperset(pipelines[number]["ranks"])  # its standbys may have been too few
+        or _all_copies(pipelines, held, number, stage) <= lost
+        for number, stage in missing
+    ):
+        yield f"others had all that was lost: {run.lines[-1:]}"
 
 
-def _all_lost(pipeline: Mapping[str, list[str | None]], lost: set[str]) -> bool:
-    holders = zip(pipeline["stages"], pipeline["replicas"], strict=True)
-    return any(all(node is None or node in lost for node in some) for some in holders)
+def _time(event: Event) -> float:
+    return float(event["time"])
+
+
+def _holders(arranged: Sequence[Event]) -> tuple[list[Pipeline], dict[tuple[int, int], set[str]]]:
+    """The newest pipelines, and by pipeline and stage who has its state for sure.
+
+    What a node is to get in a step that is begun anew it has only once that has passed.
+    """
+    newest = arranged[-1]
+    known = next(
+        event
+        for event in reversed(arranged)
+        if event.get("redone") is None or event["redone"] != newest.get("redone")
+    )
+    held = {
+        (number, stage): _pair(pipeline, stage) & _pair(before, stage)
+        for number, (pipeline, before) in enumerate(
+            zip(newest["pipelines"], known["pipelines"], strict=True)
+        )
+        for stage in range(len(pipeline["stages"]))
+    }
+    return newest["pipelines"], held
+
+
+def _pair(pipeline: Pipeline, stage: int) -> set[str]:
+    return {pipeline["stages"][stage], pipeline["replicas"][stage]} - {None}
+
+
+def _all_copies(
+    pipelines: Sequence[Pipeline], held: Mapping[tuple[int, int], set[str]], number: int, stage: int
+) -> set[str]:
+    """Who has what a stage of a pipeline holds, in whatever pipeline that is cut like it."""
+    spans = pipelines[number]["shape"]["spans"]
+    alike = [n for n, pipeline in enumerate(pipelines) if pipeline["shape"]["spans"] == spans]
+    return {node for other in alike for node in held.get((other, stage), ())}
 
 
 def _struck(events: Events) -> dict[str, Event]:

@@ -24,6 +24,7 @@ class Moved:
     stage: int
     victim: str
     step: int
+    epoch: int
     must_redo: bool
     """Whether the victim's gradient of that step was lost with it."""
     covered: Mapping[int, int]
@@ -32,7 +33,8 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """How a pipeline was arranged anew by a planned change, from the step after this one on."""
+    """How a pipeline was arranged anew: by a planned change from the step after this one on, or to
+    begin this one anew."""
 
     step: int
     ranks: tuple[str, ...]
@@ -41,8 +43,8 @@ class Changed:
     num_microbatches: int
 
 
-# By node, operation, stage, chunk, microbatch.
-Work = Counter[tuple[str, Op, int, int, int]]
+class Work(Counter[tuple[str, Op, int, int, int]]):
+    """How often what was done, by node, operation, stage, chunk and microbatch."""
 
 
 def work_complaints(events: Events, shape: JobShape) -> list[str]:
@@ -58,6 +60,9 @@ def work_complaints(events: Events, shape: JobShape) -> list[str]:
             pipeline = _Pipeline(shape, number)
             moved = own.moved.get(number, [])
             changed = _changes(number, [*_restored(events), *events.of("changed")])
+            begun = _begun_anew(number, events)
+            # What is begun anew, where its stages are, is in the plan and in no takeover.
+            moved = [move for move in moved if move.epoch not in begun]
             # A shadow may have taken over before it began any step.
             before = [move for move in moved if move.step <= shape.start_step]
             pipeline.go_on(before, [c for c in changed if c.step <= shape.start_step])
@@ -65,7 +70,11 @@ def work_complaints(events: Events, shape: JobShape) -> list[str]:
                 lost_here = [move for move in moved if move.step == step]
                 where = f"pipeline {number}, step {step}"
                 where += f", tensor rank {tensor_rank}" * (shape.tensor_size > 1)
-                work = own.works.get((number, step), Counter())
+                anew = max((e for e, again in begun.items() if again.step == step), default=0)
+                if anew:
+                    pipeline.arrange(begun[anew])
+                    lost_here = [move for move in lost_here if move.epoch > anew]
+                work = own.work(number, step, anew)
                 found += [f"{where}: {text}" for text in pipeline.complaints(work, lost_here)]
                 pipeline.go_on(lost_here, [change for change in changed if change.step == step])
     return found
@@ -84,8 +93,13 @@ class _OfRank:
             ]
 
         applied = {(e["epoch"], e["step"]) for e in events.of("decision") if e["applied"]}
-        self.works = _work_by_step(own("action"))
+        self._works = _work_by_step(own("action"))
         self.moved = _moved_stages(own("takeover"), own("mirror"), applied)
+
+    def work(self, pipeline: int, step: int, since: int) -> Work:
+        """What a pipeline has computed of a step since an epoch, in which that was begun anew."""
+        by_epoch = self._works.get((pipeline, step), {})
+        return sum((work for epoch, work in by_epoch.items() if epoch >= since), Work())
 
 
 class _Pipeline:
@@ -107,18 +121,23 @@ class _Pipeline:
         )
         self._gone: set[str] = set()
 
+    def arrange(self, changed: Changed) -> None:
+        """Run whole steps as the pipeline is arranged from now on."""
+        self._ranks = list(changed.ranks)
+        self._sizes = (*self._sizes[:2], changed.num_microbatches)
+        if not changed.num_microbatches:  # it has nothing to do
+            return
+        compute = compute_schedule(*self._sizes)
+        placement = [self._ranks.index(node) for node in changed.stages]
+        replicas = [None if n is None else self._ranks.index(n) for n in changed.replicas]
+        self._schedule = steady_schedule(
+            compute, placement, replicas, self._redundancy, self._costs, self._num_mirrors
+        )
+
     def go_on(self, moves: Sequence[Moved], changes: Sequence[Changed]) -> None:
         """What follows from a step's losses and the change made in it."""
         if changes:
-            self._ranks = list(changes[-1].ranks)
-            self._sizes = (*self._sizes[:2], changes[-1].num_microbatches)
-        if changes and changes[-1].num_microbatches:  # else it has nothing to do
-            compute = compute_schedule(*self._sizes)
-            placement = [self._ranks.index(node) for node in changes[-1].stages]
-            replicas = [None if n is None else self._ranks.index(n) for n in changes[-1].replicas]
-            self._schedule = steady_schedule(
-                compute, placement, replicas, self._redundancy, self._costs, self._num_mirrors
-            )
+            self.arrange(changes[-1])
         for victim in dict.fromkeys(move.victim for move in moves):
             # It may have been a step ahead of the one in which its shadow took over.
             self._gone.add(victim)
@@ -193,19 +212,33 @@ def _restored(events: Events) -> list[Event]:
     return [{**plan, "step": plan["restored"]} for plan in plans]
 
 
+def _begun_anew(pipeline: int, events: Events) -> dict[int, Changed]:
+    """By epoch the step that a pipeline began anew in it, and as what, unless it was undone."""
+    backs = [(plan["epoch"], plan["step"]) for plan in _restored(events)]
+    plans = [event for event in events.of("plan") if event.get("redone") is not None]
+    return {
+        e["epoch"]: _changed(e["redone"], e["pipelines"][pipeline])
+        for e in plans
+        if pipeline in e["redoing"]
+        and not any(e["epoch"] < epoch and e["redone"] > step for epoch, step in backs)
+    }
+
+
 def _changed(step: int, fields: Mapping[str, Any]) -> Changed:
     arranged = {name: tuple(fields[name]) for name in ("ranks", "stages", "replicas")}
     return Changed(step, **arranged, num_microbatches=fields["shape"]["num_microbatches"])
 
 
-def _work_by_step(events: Iterable[Event]) -> Mapping[tuple[int, int], Work]:
-    works: dict[tuple[int, int], Work] = {}
+def _work_by_step(events: Iterable[Event]) -> Mapping[tuple[int, int], Mapping[int, Work]]:
+    """By pipeline and step, by the epoch in which it was done."""
+    works: dict[tuple[int, int], dict[int, Work]] = {}
     for event in events:
         action = Action.parse(event["action"])
         if action.op not in COMPUTE_OPS:
             continue
         assert action.microbatch is not None and action.chunk is not None
-        work = works.setdefault((event["pipeline"], event["step"]), Counter())
+        by_epoch = works.setdefault((event["pipeline"], event["step"]), {})
+        work = by_epoch.setdefault(event["epoch"], Work())
         node = node_of(event["source"])
         work[(node, action.op, action.stage, action.chunk, action.microbatch)] += 1
     return works
@@ -222,7 +255,7 @@ def _moved_stages(
         must_redo = e["in_step"] and (e["epoch"], e["step"]) not in applied
         covered = {m["chunk"]: m["microbatch"] for m in mirrors if _is_of(m, e)}
         moved.setdefault(e["pipeline"], []).append(
-            Moved(e["stage"], node_of(e["victim"]), e["step"], must_redo, covered)
+            Moved(e["stage"], node_of(e["victim"]), e["step"], e["epoch"], must_redo, covered)
         )
     return moved
 

@@ -67,7 +67,7 @@ class Job:
         self.rearranger.note(report)
 
     def without(self, *lost: str) -> Plan:
-        return go_on_after(self.plan, set(lost), DECISION, 1, self.shape.balance())
+        return go_on_after(self.plan, set(lost), DECISION, range(1, 101), self.shape.balance())
 
     def weighed(self) -> list[bool]:
         return [e["pays"] for e in read_events(self.folder) if e["event"] == "new_cut"]
@@ -177,7 +177,7 @@ def test_where_it_cannot_be_a_line_says_so(
 ) -> None:
     job = Job(tmp_path, replace(SHAPE, **change))
     job.passed(2.0)
-    lost = go_on_after(job.plan, {"node1"}, DECISION, 1, None)
+    lost = go_on_after(job.plan, {"node1"}, DECISION, range(1, 101), None)
     assert job.rearranger.due(lost) is None
     said = [key for key in job.table.items("") if "cuts-stay" in key]
     assert bool(said) == (why is not None)

@@ -4,12 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_bamboo.checkpoint.writers import writers_of
+from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.planner.arrangement import (
     Arrangement,
     PipelineShape,
     equal_pipelines,
     spans_of_layers,
 )
+from megatron_bamboo.planner.dissolving import go_on_after
 from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss
 
 
@@ -30,6 +32,16 @@ def test_a_node_with_two_stages_writes_both() -> None:
     writers = writers_of(plan, 1)
     assert writers.workers == ("node0", "node1")
     assert writers.stages_of("node1") == (1, 2)
+
+
+def test_who_is_only_getting_a_stage_has_nothing_of_the_step_that_is_saved() -> None:
+    passed = StepDecision(3, True, (), "as the test wants it")
+    plan = go_on_after(plan_of(3, 2), {"node3", "node4"}, passed, range(1, 9), None, {})
+    assert (plan.pipelines[1].stages[1], plan.lacking) == ("node5", {(1, 1, "node5")})
+    writers = writers_of(plan, 1)
+    assert writers.stages_of("node1") == (1,)
+    made = plan.after(StepDecision(4, True, (), "as the test wants it"))
+    assert writers_of(made, 1).stages_of("node5") == (1,)
 
 
 def test_all_workers_of_a_node_write_whoever_asks() -> None:

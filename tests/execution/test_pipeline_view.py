@@ -331,7 +331,7 @@ def test_what_was_done_before_a_step_was_begun_anew_counts_for_nothing() -> None
     """Neither here nor of others who have not come to it; in the same attempt it does."""
     passed = StepDecision(STEP - 1, True, (), "as the test wants it")
     balance = Balance((0, 1, 1, 1, 1, 0), Redundancy.LAZY)
-    begun = go_on_after(START, {"node4", "node5"}, passed, 1, balance)
+    begun = go_on_after(START, {"node4", "node5"}, passed, range(1, 101), balance)
     assert begun.redone == STEP
     after = plan_after_loss(begun, {"node2"}, passed)
     done = Progress(frozenset(actions("0.0F0 0.0SEND_F0 0.0F1 0.0SEND_F1")))
@@ -348,11 +348,35 @@ def test_what_was_done_before_a_step_was_begun_anew_counts_for_nothing() -> None
     assert remaining[1][0] == "0.0F2"
 
 
+def test_who_gets_a_stage_needs_its_state_before_it_computes_anything() -> None:
+    """The step is begun anew in its pipeline alone; who sends the state does so first, again if the
+    next loss comes before it has passed."""
+    passed = StepDecision(STEP - 1, True, (), "as the test wants it")
+    lost = {"node4", "node5"}
+    plan = go_on_after(START, lost, passed, range(1, 101), None, {})
+    assert plan.redoing == (1,) and plan.pipelines[1].stages[1] == "node7"
+    views = {node: view_of(node) for node in ("node7", "node1", "node2")}
+    for node, view in views.items():
+        view.begin_step(STEP)
+        (view.begin_again if node == "node7" else view.set_plan)(plan)
+    taker = views["node7"]
+    program = [str(action) for action in taker.begin_step(STEP)]
+    assert program[0] == "1RECV_STATE" and program.count("1RECV_STATE") == 1
+    assert dict(taker.awaited(STEP))[Action.parse("1RECV_STATE")] == "node1"
+    assert [str(action) for action in taker.state_needed(STEP + 1)] == []
+    attempts = [view.attempt(STEP) for view in views.values()]
+    assert attempts == [plan.epoch, 0, 0]
+    assert views["node1"].given(1, STEP) == ("node7",) and views["node2"].given(1, STEP) == ()
+    assert str(views["node1"].state_sends(STEP)[0]) == "1SEND_STATE"
+    taker.make_change(plan.made(), STEP)
+    assert "1RECV_STATE" not in map(str, taker.begin_step(STEP + 1))
+
+
 def test_a_pipeline_that_begins_gets_its_state_and_has_only_a_tail() -> None:
     """Its stages' state comes from another one's, its replicas' too; in the next step it works."""
     passed = StepDecision(STEP - 1, True, (), "as the test wants it")
     balance = Balance((0, 1, 1, 1, 1, 0), Redundancy.LAZY)
-    lost = go_on_after(START, {"node4", "node5"}, passed, 1, balance)
+    lost = go_on_after(START, {"node4", "node5"}, passed, range(1, 101), balance)
     growth = Growth(1, tuple(f"node{number}" for number in range(8, 12)))
     plan = grow(lost, passed, 9, growth, balance)
     view = PipelineView("node9", plan, Redundancy.EAGER, Costs(), True, False, 2)

@@ -39,7 +39,7 @@ def after_a_loss() -> tuple[Plan, Plan]:
     """Before the plan that has a new cut, and that plan."""
     nodes = [f"node{number}" for number in range(3)]
     start = initial_plan(nodes, Arrangement((THREE,)), "lazy")
-    before = go_on_after(start, {"node1"}, decided(7, False), 1, BALANCE)
+    before = go_on_after(start, {"node1"}, decided(7, False), range(1, 101), BALANCE)
     return before, rearrange(before, decided(STEP - 1), 99, NewCut(0), REARRANGING)
 
 
@@ -144,7 +144,7 @@ def test_when_it_is_given_up_the_step_begins_anew_with_the_old_cut() -> None:
     made = views(before, plan)
     for view in made.values():
         view.begin_step(STEP)
-    again = go_on_after(plan, {"node2"}, decided(STEP, False), 1, BALANCE)
+    again = go_on_after(plan, {"node2"}, decided(STEP, False), range(1, 101), BALANCE)
     assert (again.redone, again.nodes) == (STEP, ("node0", "node1"))
     for node in again.nodes:
         made[node].begin_again(again)
@@ -156,7 +156,9 @@ def test_when_it_is_given_up_the_step_begins_anew_with_the_old_cut() -> None:
 def test_who_begins_a_dissolved_pipeline_again_has_nothing_to_do_before() -> None:
     nodes = [f"node{number}" for number in range(6)]
     start = initial_plan(nodes, Arrangement((THREE, THREE)), "lazy")
-    gone = go_on_after(start, {"node3", "node4", "node5"}, decided(7, False), 1, BALANCE)
+    gone = go_on_after(
+        start, {"node3", "node4", "node5"}, decided(7, False), range(1, 101), BALANCE
+    )
     wanted = NewCut(1, ("new0", "new1"))
     plan = rearrange(gone, decided(STEP - 1), 99, wanted, REARRANGING)
     made = views(gone, plan)

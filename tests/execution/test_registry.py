@@ -251,14 +251,17 @@ def test_pairs_are_made_anew_where_a_step_is_begun_anew(monkeypatch: pytest.Monk
     waiter.start()
     while "pair/node0+node3" not in keys:
         time.sleep(0.01)
-    assert groups.renew_pairs(1) == ("node1", "node3")
+    assert groups.renew_pairs(1, NODES) == ("node1", "node3")
     waiter.join(10)
     release.set()
     assert len(failed) == 1
     assert isinstance(old, FakeGroup) and old.released.is_set()
     groups.update(1, pairs)
     new = groups.get("pair/node0+node1")
-    assert new is not old and groups.renew_pairs(1) == ()
+    assert new is not old and groups.renew_pairs(1, NODES) == ()
+    assert groups.get("pair/node0+node1") is new
+    # Where only others begin anew, only the pairs with them are left.
+    assert groups.renew_pairs(2, ["node3"]) == ("node3",)
     assert groups.get("pair/node0+node1") is new
 
 
@@ -266,7 +269,7 @@ def test_a_dissolved_pipeline_is_in_no_group() -> None:
     plan = initial_plan(NODES, equal_pipelines(2, 3, 4), "lazy")
     passed = StepDecision(3, True, (), "as the test wants it")
     balance = Balance((0, 1, 1, 0), Redundancy.LAZY)
-    plan = go_on_after(plan, {"node2", "node3"}, passed, 1, balance)
+    plan = go_on_after(plan, {"node2", "node3"}, passed, range(1, 101), balance)
     groups = memberships(plan, "node0", True, 1)
     assert groups[COMMIT_GROUP] == ("node0", "node1", "node4", "node5")
     assert groups["primaries/0-0-0"] == ("node0", "node4")

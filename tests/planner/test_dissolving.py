@@ -11,6 +11,7 @@ from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.schedule.redundancy import Redundancy
 
 LAST = 100
+STEPS = range(1, LAST + 1)
 BALANCE = Balance((0, 1, 1, 1, 0), Redundancy.LAZY)
 NODES = tuple(f"node{number}" for number in range(9))
 
@@ -24,7 +25,7 @@ def whole(redundancy: str = "lazy") -> Plan:
 
 
 def after(plan: Plan, *lost: str, applied: bool = False) -> Plan:
-    return go_on_after(plan, set(lost), decided(7, applied), 1, BALANCE)
+    return go_on_after(plan, set(lost), decided(7, applied), STEPS, BALANCE)
 
 
 def test_others_do_the_work_of_a_pipeline_that_lost_both_holders_of_a_stage() -> None:
@@ -46,7 +47,7 @@ def test_a_step_that_has_passed_stays_as_it_is() -> None:
 
 def test_before_any_commit_the_first_step_is_the_one_that_is_begun_anew() -> None:
     """What survivors have said then is about step 0, also where a checkpoint was loaded."""
-    plan = go_on_after(whole("none"), {"node0"}, decided(0, False), 21, BALANCE)
+    plan = go_on_after(whole("none"), {"node0"}, decided(0, False), range(21, 40), BALANCE)
     assert plan.redone == 21
 
 
@@ -92,4 +93,4 @@ def test_what_moves_elsewhere_goes_on_moving() -> None:
 
 def test_without_a_balance_it_is_the_end() -> None:
     with pytest.raises(NoHolder, match="pipeline 1: stage 1 has no live holder"):
-        go_on_after(whole(), {"node3", "node4"}, decided(7, True), 1, None)
+        go_on_after(whole(), {"node3", "node4"}, decided(7, True), STEPS, None)

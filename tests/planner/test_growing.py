@@ -24,7 +24,7 @@ def decided(step: int, applied: bool) -> StepDecision:
 def without_one(*shapes: PipelineShape, lost: tuple[str, ...] = ("node2", "node3")) -> Plan:
     arrangement = Arrangement(shapes or (ALIKE,) * 3)
     start = initial_plan(NODES[: arrangement.num_nodes], arrangement, "lazy")
-    return go_on_after(start, set(lost), decided(7, False), 1, BALANCE)
+    return go_on_after(start, set(lost), decided(7, False), range(1, 101), BALANCE)
 
 
 def growing() -> Plan:
@@ -65,7 +65,7 @@ def test_the_first_pipeline_speaks_for_none_while_it_begins() -> None:
 
 def test_a_loss_before_it_has_its_state_lets_its_nodes_go() -> None:
     for lost in ("node6", "node4"):
-        plan = go_on_after(growing(), {lost}, decided(9, False), 1, BALANCE)
+        plan = go_on_after(growing(), {lost}, decided(9, False), range(1, 101), BALANCE)
         assert plan.lost == (lost,)
         assert "pipeline 1 cannot begin yet" in plan.reason
         assert set(plan.dismissed) == {"node6", "node7"} - {lost}
@@ -74,13 +74,15 @@ def test_a_loss_before_it_has_its_state_lets_its_nodes_go() -> None:
 
 
 def test_a_loss_that_dissolves_another_one_then_does_so_too() -> None:
-    plan = go_on_after(growing(), {"node4", "node5", "node6"}, decided(9, False), 1, BALANCE)
+    plan = go_on_after(
+        growing(), {"node4", "node5", "node6"}, decided(9, False), range(1, 101), BALANCE
+    )
     assert plan.arrangement.microbatches == (12, 0, 0)
     assert (plan.redone, plan.dismissed) == (9, ("node7",))
 
 
 def test_once_its_step_has_passed_it_is_like_the_others() -> None:
-    plan = go_on_after(growing(), {"node6"}, decided(9, True), 1, BALANCE)
+    plan = go_on_after(growing(), {"node6"}, decided(9, True), range(1, 101), BALANCE)
     assert plan.pipelines[1].stages == ("node7", "node7")
     assert plan.dismissed == ()
 

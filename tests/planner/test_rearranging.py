@@ -39,7 +39,7 @@ def started(*shapes: PipelineShape) -> Plan:
 
 
 def without(plan: Plan, *lost: str) -> Plan:
-    return go_on_after(plan, set(lost), decided(7, False), 1, BALANCE)
+    return go_on_after(plan, set(lost), decided(7, False), range(1, 101), BALANCE)
 
 
 def cut_anew() -> Plan:
@@ -89,7 +89,7 @@ def test_a_standby_joins_behind_the_ranks_and_has_a_stage_once_the_change_is_mad
 def test_a_loss_before_it_is_made_gives_the_new_cut_up(lost: str) -> None:
     before = cut_anew().made()
     plan = rearrange(before, decided(11, False), LAST, NewCut(0, ("node9",)), REARRANGING)
-    after = go_on_after(plan, {lost}, decided(11, False), 1, BALANCE)
+    after = go_on_after(plan, {lost}, decided(11, False), range(1, 101), BALANCE)
     assert (after.change, after.redone) == (None, 11)
     assert "the new cut is given up, and step 11 is begun anew" in after.reason
     assert after.pipelines[0].shape.spans == ((0, 4), (4, 8))
@@ -99,21 +99,21 @@ def test_a_loss_before_it_is_made_gives_the_new_cut_up(lost: str) -> None:
 
 def test_a_loss_after_it_is_made_is_a_takeover_in_the_new_cut() -> None:
     plan = cut_anew()
-    after = go_on_after(plan, {"node2"}, decided(9, True), 1, BALANCE)
+    after = go_on_after(plan, {"node2"}, decided(9, True), range(1, 101), BALANCE)
     assert (after.redone, after.change) == (None, None)
     assert after.pipelines[0].stages == ("node0", "node0")
     assert after.pipelines[0].shape.spans == ((0, 4), (4, 8))
 
 
 def test_a_loss_of_both_holders_before_it_is_made_dissolves_the_old_pipeline() -> None:
-    after = go_on_after(cut_anew(), {"node0", "node2"}, decided(9, False), 1, BALANCE)
+    after = go_on_after(cut_anew(), {"node0", "node2"}, decided(9, False), range(1, 101), BALANCE)
     assert (after.redone, after.change, after.dismissed) == (9, None, ())
     assert after.arrangement.microbatches == (0, 16)
 
 
 def test_a_dissolved_pipeline_begins_with_the_cut_of_another_where_none_is_like_it() -> None:
     plan = cut_anew().made()
-    gone = go_on_after(plan, {"node3", "node4"}, decided(11, False), 1, BALANCE)
+    gone = go_on_after(plan, {"node3", "node4"}, decided(11, False), range(1, 101), BALANCE)
     assert growable(gone) == (1,)
     assert to_begin(gone, 1).shape.spans == ((0, 4), (4, 8))
 
@@ -171,7 +171,7 @@ def test_a_dissolved_pipeline_begins_again_on_fewer_nodes() -> None:
     assert plan.arrangement.microbatches == (16, 0)
     assert plan.made().arrangement.microbatches == (10, 6)
     assert plan.reason.startswith("pipeline 1 begins again: new0, new1 have stages of 4, 4 units")
-    undone = go_on_after(plan, {"new0"}, decided(9, False), 1, BALANCE)
+    undone = go_on_after(plan, {"new0"}, decided(9, False), range(1, 101), BALANCE)
     assert (undone.pipelines[1].ranks, undone.redone) == ((), 9)
     assert REARRANGING.begun(gone, 1, ["new0"]) is None
 

@@ -11,6 +11,7 @@ from megatron_bamboo.planner.arrangement import (
     equal_pipelines,
     spans_of_layers,
 )
+from megatron_bamboo.planner.dissolving import go_on_after
 from megatron_bamboo.planner.healing import heal
 from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
 from megatron_bamboo.planner.trust import Copy, Difference, Kind, find_differences, plan_mends
@@ -130,6 +131,12 @@ def test_who_was_given_it_in_the_same_step_gets_it_again() -> None:
     planned = plan_mends(differences, lost, healing.made(), shared=False)
     (mend,) = planned
     assert (mend.source, set(mend.targets)) == ("node4", {"node1"} | given)
+
+
+def test_who_is_to_get_a_whole_stage_anyway_is_not_mended_before() -> None:
+    lost = go_on_after(PLAN, {"node0", "node1"}, NOT_APPLIED, range(1, 21), None, {})
+    assert lost.pipelines[0].stages[1] == "node2"
+    assert mends(found(5, 5, 1, 5), lost) == [("node3", ("node4",))]
 
 
 def test_of_pipelines_that_are_cut_apart_units_are_compared_and_mended() -> None:

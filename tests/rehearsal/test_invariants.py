@@ -14,7 +14,12 @@ from megatron_bamboo.rehearsal.invariants import ALWAYS, complaints
 from megatron_bamboo.rehearsal.record import Events, RunRecord
 
 SHAPE = JobShape(equal_pipelines(2, 1, 2), "lazy", train_iters=2, global_batch_size=2)
-PIPELINE = {"stages": ["node0", "node1"], "replicas": ["node1", "node0"]}
+PIPELINE = {
+    "stages": ["node0", "node1"],
+    "replicas": ["node1", "node0"],
+    "ranks": ["node0", "node1"],
+    "shape": {"spans": [[0, 2], [2, 4]]},
+}
 Fields = dict[str, Any]
 
 
@@ -109,6 +114,47 @@ def test_giving_up_needs_a_stage_without_holder() -> None:
     assert complaints(record(lost_both, LINES[:1], Status.NO_HOLDER), Path("none")) == []
     (complaint,) = complaints(record(GOOD, LINES[:1], Status.NO_HOLDER), Path("none"))
     assert complaint.startswith("no stage had lost all its holders")
+
+
+def three(first: int, *, stages: str = "012", replicas: str = "201") -> Fields:
+    """A pipeline of three nodes, by their places in it."""
+    nodes = {str(rank): f"node{first + rank}" for rank in range(3)} | {"-": None}
+    return {
+        "stages": [nodes[rank] for rank in stages],
+        "replicas": [nodes[rank] for rank in replicas],
+        "ranks": [nodes[rank] for rank in "012"],
+        "shape": {"spans": [[0, 2], [2, 3], [3, 5]]},
+    }
+
+
+WHOLE = event("plan", epoch=0, digest="a", pipelines=[three(0), three(3)])
+TAKEN = three(0, stages="222", replicas="---")
+REPAIRED = event("plan", epoch=1, digest="b", pipelines=[TAKEN, three(3)], redone=2, time=1.0)
+
+
+@pytest.mark.parametrize(
+    ("plans", "lost", "num_shards", "complaint"),
+    [
+        ([WHOLE], (0, 1), 1, "others had all that was lost"),
+        ([WHOLE], (0, 1), 2, None),
+        ([WHOLE], (0, 1, 2), 1, None),
+        ([WHOLE], (0, 1, 3, 4), 1, None),
+        ([WHOLE], (0, 1, 3, 5), 1, "others had all that was lost"),
+        # Nobody knows whether what was on its way has come.
+        ([WHOLE, REPAIRED], (0, 1, 3, 4), 1, None),
+        ([WHOLE, REPAIRED, {**REPAIRED, "redone": None}], (0, 1, 3, 4), 1, "others had all"),
+        ([WHOLE, REPAIRED], (0, 1, 3), 1, "others had all that was lost"),
+    ],
+)
+def test_giving_up_with_several_pipelines_needs_a_stage_that_no_one_has_or_can_take(
+    plans: list[Fields], lost: tuple[int, ...], num_shards: int, complaint: str | None
+) -> None:
+    events = [*plans, *(event("loss", node=f"node{number}") for number in lost)]
+    run = record(events, [], Status.NO_HOLDER)
+    run = replace(run, shape=replace(SHAPE, num_shards=num_shards))
+    ended = [text for text in complaints(run, Path("none")) if "was lost though" not in text]
+    assert len(ended) == (complaint is not None)
+    assert complaint is None or ended[0].startswith(complaint)
 
 
 def test_a_failed_run_is_a_complaint() -> None:

@@ -13,9 +13,9 @@ SHAPE = JobShape(equal_pipelines(2, 1, 1), "lazy", train_iters=2, global_batch_s
 Fields = dict[str, Any]
 
 
-def ran(node: str, step: int, *actions: str) -> list[Fields]:
+def ran(node: str, step: int, *actions: str, epoch: int = 0) -> list[Fields]:
     place = {"event": "action", "source": node, "time": 0.0, "pipeline": 0, "step": step}
-    return [place | {"action": action} for action in actions]
+    return [place | {"action": action, "epoch": epoch} for action in actions]
 
 
 def taken_over(step: int, in_step: bool) -> Fields:
@@ -50,6 +50,18 @@ def test_a_shadow_runs_all_from_the_step_in_which_it_took_over(step: int, in_ste
     """It may not have begun any step when a node is lost in the first one."""
     events = [taken_over(step, in_step), *ran("node1", 1, *ALONE), *ran("node1", 2, *ALONE)]
     assert work_complaints(Events(events), SHAPE) == []
+
+
+def test_what_was_done_before_a_step_was_begun_anew_counts_for_nothing() -> None:
+    alone = {"ranks": ["node0", "node1"], "stages": ["node1"] * 2, "replicas": [None] * 2}
+    pipelines = [alone | {"shape": {"num_microbatches": 1}}]
+    place = {"source": "coordinator", "time": 0.0, "epoch": 1, "redone": 1, "redoing": [0]}
+    repaired = {"event": "plan", **place, "pipelines": pipelines}
+    second = ran("node1", 2, *ALONE, epoch=1)
+    events = [repaired, taken_over(1, True), *BY_BOTH, *ran("node1", 1, *ALONE, epoch=1), *second]
+    assert work_complaints(Events(events), SHAPE) == []
+    (complaint,) = work_complaints(Events([*events, *ran("node1", 1, "0.0F0", epoch=1)]), SHAPE)
+    assert complaint == "pipeline 0, step 1: node1 ran 0.0F0 2 times"
 
 
 def test_what_nobody_ran_is_seen() -> None:

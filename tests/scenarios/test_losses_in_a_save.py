@@ -21,6 +21,7 @@ from megatron_bamboo.observe.compare import compare_runs
 pytestmark = pytest.mark.multiprocess
 
 SHAPE = Shape(2, 2)
+ALONE = Shape(2, 1)
 LEAD, OTHER_WRITER, NO_WRITER = "node0", "node3", "node2"
 SAVED_STEPS = (3, 6, 7)
 CASES = [
@@ -42,9 +43,19 @@ def save_flags(root: Path) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def undisturbed_save(scenarios: ScenarioRunner, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a run without redundancy and without a loss saves."""
-    root = tmp_path_factory.mktemp("undisturbed") / "save"
-    job = scenarios.run(SHAPE, "none", more_flags=save_flags(root))
-    assert scenarios.complaints(job, Expected(SHAPE, "none", ())) == []
+    return saved_by(scenarios, tmp_path_factory.mktemp("undisturbed"), SHAPE)
+
+
+@pytest.fixture(scope="module")
+def saved_alone(scenarios: ScenarioRunner, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of one pipeline, whose state no other has."""
+    return saved_by(scenarios, tmp_path_factory.mktemp("undisturbed"), ALONE)
+
+
+def saved_by(scenarios: ScenarioRunner, folder: Path, shape: Shape) -> Path:
+    root = folder / "save"
+    job = scenarios.run(shape, "none", more_flags=save_flags(root))
+    assert scenarios.complaints(job, Expected(shape, "none", ())) == []
     return root
 
 
@@ -68,24 +79,24 @@ def test_a_loss_in_a_save_is_survived(
 
 @pytest.mark.parametrize("moment", in_ci(SaveMoment, SaveMoment.WRITE, SaveMoment.TELL))
 def test_a_job_that_ends_in_a_save_goes_on_when_it_is_started_again(
-    scenarios: ScenarioRunner, undisturbed_save: Path, tmp_path: Path, moment: SaveMoment
+    scenarios: ScenarioRunner, saved_alone: Path, tmp_path: Path, moment: SaveMoment
 ) -> None:
     root = tmp_path / "save"
     flags = (*save_flags(root), "--load", str(root))
     stops = (*flags, "--bamboo-on-no-holder", "stop")
-    first = scenarios.run(SHAPE, "none", f"{LEAD}@iter6:{moment}", more_flags=stops)
+    first = scenarios.run(ALONE, "none", f"{LEAD}@iter6:{moment}", more_flags=stops)
     is_published = moment in (SaveMoment.END, SaveMoment.TELL)
     assert first.result.status == 3
     assert f"--load {root}, which holds step 3" in first.result.message
-    again = scenarios.run(SHAPE, "none", more_flags=flags)
+    again = scenarios.run(ALONE, "none", more_flags=flags)
     assert again.result.status == 0, again.result.message
     aside = root / "iter_0000006.unpublished-1"
     assert aside.is_dir() == (moment is SaveMoment.TRACK)
     if aside.is_dir():
         os.rename(aside, tmp_path / "aside")
-    comparison = compare_runs(scenarios.undisturbed(SHAPE), again.job_dir)
+    comparison = compare_runs(scenarios.undisturbed(ALONE), again.job_dir)
     assert (comparison.equal, comparison.num_losses) == (True, 1 if is_published else 4)
-    assert list(complaints(root, SAVED_STEPS, undisturbed_save)) == []
+    assert list(complaints(root, SAVED_STEPS, saved_alone)) == []
 
 
 def test_a_save_that_fails_stops_no_training_but_the_last_is_said_by_the_status(

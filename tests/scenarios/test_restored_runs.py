@@ -62,7 +62,7 @@ def test_fewer_nodes_go_on_from_the_last_save(scenarios: ScenarioRunner, tmp_pat
     (event,) = job.events("restored")
     assert (event["step"], event["undone_steps"], event["undone_samples"]) == (2, 1, 8)
     said = "\n".join(job.result.lines)
-    assert "): 1 iteration with 8 samples are undone, to be done again" in said
+    assert ": 1 iteration with 8 samples are undone, to be done again" in said
 
 
 def test_standbys_begin_again_too_with_shared_state_and_lose_again(
