@@ -90,9 +90,10 @@ def _step(
 def _arranged(pipelines: Sequence[Mapping[str, Any]]) -> str:
     words = []
     for pipeline in pipelines:
-        stages = pipeline["stages"]
-        places = "".join(str(stages.index(node)) for node in stages)
-        words.append(f"{places}x{pipeline['shape']['num_microbatches']}")
+        stages, number = pipeline["stages"], pipeline["shape"]["num_microbatches"]
+        # One that begins has nothing to do yet.
+        places = "".join(str(stages.index(node)) for node in stages if number)
+        words.append(f"{places}x{number}")
     return " ".join(words)
 
 
