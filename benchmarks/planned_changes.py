@@ -4,12 +4,12 @@
     python benchmarks/planned_changes.py --only drain
 
 Two pipelines of four stages train with iterations of seven seconds, while each kind of change is
-planned: new shadows after a takeover, a standby in a victim's place, a new cut, a node
-that is told to leave, a dissolved pipeline that begins again. State moves in one iteration, and
-from the next one on things are as they were planned. *Held up* is by how much these two take longer
-than iterations in which nothing happens, with the same stages on the same nodes and the same
-microbatches: those of all jobs are compared. *Fetched*: what new holders got in that iteration;
-*longest wait*: of one of them, when it had nothing else to do, as a standby never has.
+planned: new shadows after a takeover, a standby in a victim's place, other microbatches and a new
+cut, a node that is told to leave, a dissolved pipeline that begins again. State moves in one
+iteration, and from the next one on things are as they were planned. *Held up* is by how much these
+two take longer than iterations in which nothing happens, with the same stages on the same nodes and
+the same microbatches: those of all jobs are compared. *Fetched*: what new holders got in that
+iteration; *longest wait*: of one of them, when it had nothing else to do, as a standby never has.
 
 Everything is the product's own path but the layers, which sleep. Results are kept by job and by the
 code they were had with, so that what was ended goes on with the next job.
@@ -61,7 +61,7 @@ AUTO = ("--bamboo-policy", "auto")
 SCENARIOS = {
     "new shadows": Scenario(HIT_STEP + CALM_STEPS, kills=("node1",)),
     "standby": Scenario(HIT_STEP + CALM_STEPS, kills=("node1",), standbys=1),
-    "new cut": Scenario(HIT_STEP + CALM_STEPS, kills=("node1",), flags=AUTO),
+    "new cut": Scenario(HIT_STEP + CALM_STEPS + 4, kills=("node1",), flags=AUTO),
     "drain": Scenario(HIT_STEP + CALM_STEPS, drains=("node1",)),
     # Their neighbours are let go, and come back as standbys.
     "growth": Scenario(HIT_STEP + CALM_STEPS + 3, ("node4", "node5"), standbys=2, flags=AUTO),

@@ -25,7 +25,7 @@ class Step:
     end: float
     """On the monotonic clock."""
     arranged: str
-    """Which stages shared a node in it, and the microbatches, pipeline by pipeline."""
+    """Which stages shared a node in it, their cut and the microbatches, pipeline by pipeline."""
     epoch: int
     again: int
     """How often all had gone back to a checkpoint before it."""
@@ -93,7 +93,8 @@ def _arranged(pipelines: Sequence[Mapping[str, Any]]) -> str:
         stages, number = pipeline["stages"], pipeline["shape"]["num_microbatches"]
         # One that begins has nothing to do yet.
         places = "".join(str(stages.index(node)) for node in stages if number)
-        words.append(f"{places}x{number}")
+        ends = "-".join(str(past) for _, past in pipeline["shape"]["spans"] if number)
+        words.append(f"{places}/{ends}x{number}")
     return " ".join(words)
 
 
