@@ -169,9 +169,11 @@ class Bench:
             registry=FakeRegistry(),  # type: ignore[arg-type]
             ledger=self.ledger,
             events=self.events,
-            hold=lambda stages: Shapes(
-                SHAPE, SHAPE, dict.fromkeys(stages, SHAPE), lambda stage: SHAPE
+            handover=nothing,
+            hold=lambda now, coming: Shapes(
+                SHAPE, SHAPE, dict.fromkeys(now.numbers, SHAPE), lambda stage: SHAPE
             ),
+            promote=lambda: None,
             before_action=lambda action, step: None,
             turnstile=None,
             wait_seconds=1.0,
