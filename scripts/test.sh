@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets up, then checks style and types and runs the tests. Arguments go to pytest:
 #   bash scripts/test.sh tests/schedule -k takeover
+#   bash scripts/test.sh -n 0 tests/scenarios    # one after another
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$BAMBOO_ROOT"
@@ -37,4 +38,5 @@ PURE=(
 ruff check .
 ruff format --check .
 mypy "${PURE[@]}"
-pytest -rs "$@"
+# Tests of whole runs wait for most of the time: two files at once keep two processors busy.
+pytest -rs -n 2 --dist loadfile "$@"
