@@ -76,7 +76,7 @@ class Rearranger:
             self.waits = True
             return None
         proposals = (
-            self._rearranging.begun(plan, growable(plan)[0], crew) if crew else None,
+            self._begun(plan, crew) if crew else None,
             *(self._rearranging.widened(plan, node) for node in called),
             self._rearranging.shrunk(plan),
         )
@@ -93,10 +93,7 @@ class Rearranger:
         if not idle or vacancies(plan):
             return
         if gone := growable(plan):
-            # With as many as it had it begins as it was (``grower.py``).
-            if len(crew) + len(idle) >= to_begin(plan, gone[0]).shape.num_stages:
-                return
-            proposal = self._rearranging.begun(plan, gone[0], (*crew, *idle))
+            proposal = self._begun(plan, (*crew, *idle))
         else:
             proposal = self._rearranging.widened(plan, idle[0])
         if proposal is None or not self._pays(proposal, plan):
@@ -109,6 +106,15 @@ class Rearranger:
         for rank, node in zip(ranks, new, strict=False):
             self._calls.call(node, Vacancy(number, rank), proposal.pipeline)
         self.waits = True
+
+    def _begun(self, plan: Plan, crew: Sequence[str]) -> Proposal | None:
+        """The first dissolved pipeline on fewer nodes than it had; with as many it begins as it was
+        (``grower.py``)."""
+        assert self._rearranging is not None
+        number = growable(plan)[0]
+        if len(crew) >= to_begin(plan, number).shape.num_stages:
+            return None
+        return self._rearranging.begun(plan, number, crew)
 
     def _crew(self, plan: Plan) -> list[str]:
         """The standbys that were called for the dissolved pipeline that is to begin first."""

@@ -19,6 +19,7 @@ from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import EventLog, read_events
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.dissolving import go_on_after
+from megatron_bamboo.planner.growing import to_begin
 from megatron_bamboo.planner.healing import Vacancy
 from megatron_bamboo.planner.plan import Plan, initial_plan
 from megatron_bamboo.planner.rearranging import NewCut, rearrange
@@ -55,7 +56,7 @@ class Job:
         for node in (*self.nodes, *standbys):
             self.join(node)
         reporter = Reporter(self.table, shape)
-        calls = Calls(members, self.table)
+        self.calls = calls = Calls(members, self.table)
         self.healer = Healer(members, calls, shape.balance())
         self.rearranger = Rearranger(shape, members, calls, events, reporter, lambda: 0.0)
 
@@ -136,6 +137,18 @@ def test_two_standbys_are_called_for_a_dissolved_pipeline_of_three(tmp_path: Pat
         assert job.rearranger.due(gone) is None
         job.table.set(f"ready/{node}", b"1")
     assert job.rearranger.due(gone) == NewCut(1, ("new0", "new1"))
+
+
+def test_one_whose_crew_is_whole_begins_as_it_was(tmp_path: Path) -> None:
+    shape = replace(SHAPE, arrangement=equal_pipelines(2, 2, 12, layers_per_chunk=3))
+    job = Job(tmp_path, shape, standbys=("node6", "node7"))
+    plan = job.without("node2", "node3")
+    job.passed(1.0)
+    for rank, node in enumerate(("node6", "node7")):
+        job.calls.call(node, Vacancy(1, rank), to_begin(plan, 1))
+        job.table.set(f"ready/{node}", b"")
+    assert job.rearranger.due(plan) is None
+    assert (job.rearranger.waits, job.weighed()) == (False, [])
 
 
 def test_who_is_left_of_two_that_were_called_begins_with_another_one(tmp_path: Path) -> None:
