@@ -68,10 +68,10 @@ def test_an_injection_that_cannot_be_reached_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_stage_without_holder_ends_the_job(tmp_path: Path) -> None:
-    shape = JobShape(equal_pipelines(3, 2, 2), "none", 3, 16)
-    outcome, _ = run(JobSpec(NODES, shape, tmp_path, (Injection.parse("node5@iter2:2.0B1"),)))
-    assert (outcome.status, outcome.lost[0][0]) == (Status.NO_HOLDER, "node5")
-    assert "pipeline 1: stage 2" in outcome.message
+    shape = JobShape(equal_pipelines(3, 1, 2), "none", 3, 16)
+    outcome, _ = run(JobSpec(NODES[:3], shape, tmp_path, (Injection.parse("node2@iter2:2.0B1"),)))
+    assert (outcome.status, outcome.lost[0][0]) == (Status.NO_HOLDER, "node2")
+    assert "pipeline 0: stage 2" in outcome.message
 
 
 def test_workers_that_stand_still_end_the_job(tmp_path: Path) -> None:

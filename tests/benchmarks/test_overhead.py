@@ -13,6 +13,7 @@ SMALL = ("--stages", "2", "--layers", "2", "--microbatches", "3", "--seconds", "
 ONE_KIND = ("--quick", "--pipelines", "memory-balanced", "--rounds", "1")
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.timeout(480)
 def test_all_modes_are_timed(tmp_path: Path) -> None:

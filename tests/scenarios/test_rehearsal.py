@@ -10,9 +10,9 @@ from tiny_gpt import SCRIPT, Shape, flags, prepare_text
 
 pytestmark = pytest.mark.multiprocess
 
-SHAPE = Shape(3, 1, num_steps=30)
-KINDS = ("flip", "kill", "stop")
-CAMPAIGN = f"--losses 3 --nodes 3 --per-run 2 --jobs 2 --kinds {','.join(KINDS)}".split()
+SHAPE = Shape(3, 1, num_steps=16)
+KINDS = ("flip", "kill")
+CAMPAIGN = f"--losses 2 --nodes 3 --per-run 1 --jobs 2 --kinds {','.join(KINDS)}".split()
 VERIFIED = ("--bamboo-lease", "3", "--bamboo-verify-replicas", "2")
 
 
@@ -27,7 +27,7 @@ def test_a_campaign_finds_nothing_and_goes_on_where_it_was(tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
     results = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     strikes = [strike for result in results for strike in result["strikes"]]
-    assert len(strikes) >= 3
+    assert len(strikes) >= 2
     assert {strike["how"] for strike in strikes} == set(KINDS)
     assert "0 broken" in done.stdout
     again = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -22,7 +22,7 @@ def flags(tmp_path: Path) -> str:
 def test_every_option_is_there_by_its_name(flags: str) -> None:
     options = parse_options(flags.split())
     args = make_args(options, check_options(options, 1), 300, {"mine": 7})
-    changed = {"data_path", "global_batch_size", "ffn_hidden_size"}
+    changed = {"data_path", "global_batch_size", "ffn_hidden_size", "eval_iters"}
     for group in fields(Options):
         values = getattr(options, group.name)
         for field in fields(values):
@@ -30,6 +30,7 @@ def test_every_option_is_there_by_its_name(flags: str) -> None:
                 assert getattr(args, field.name) == getattr(values, field.name)
     assert args.data_path == [options.data.data_path]
     assert (args.global_batch_size, args.ffn_hidden_size, args.mine) == (1, 32, 7)
+    assert args.eval_iters == 0
 
 
 @pytest.mark.parametrize(

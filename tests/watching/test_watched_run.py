@@ -126,7 +126,7 @@ def test_status_says_that_a_job_was_interrupted_or_failed(launch: Launch, tmp_pa
 
 
 def test_on_a_terminal_it_follows_the_job_to_its_end(launch: Launch) -> None:
-    launch.start(3, "--iters", "20", "--pause", "0.02").wait_for_step(1)
+    launch.start(3, "--iters", "100", "--pause", "0.05").wait_for_step(1)
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "megatron_bamboo", "status", str(launch.job_dir)]
     environment = os.environ | {"TERM": "xterm"}
@@ -144,7 +144,7 @@ def test_on_a_terminal_it_follows_the_job_to_its_end(launch: Launch) -> None:
     launch.wait(0)
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.decode())
     first, last = text.index("job: running"), text.rindex("job: finished")
-    assert first < last < text.rindex("step 20 of 20")
+    assert first < last < text.rindex("step 100 of 100")
 
 
 def test_no_job_is_one_line_and_status_2(tmp_path: Path) -> None:
