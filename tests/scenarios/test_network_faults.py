@@ -94,6 +94,7 @@ def test_what_is_lost_on_the_way_for_half_a_lease_decides_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2 * LONGEST_JOB_SECONDS)
 def test_a_longer_flap_is_one_loss_and_the_node_returns_as_another(
     scenarios: ScenarioRunner,
 ) -> None:
