@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from megatron_bamboo.agent.calls import Calls
+from megatron_bamboo.agent.forecast import Forecast
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.agent.report import Reporter
@@ -20,9 +21,8 @@ from megatron_bamboo.planner.growing import growable, to_begin
 from megatron_bamboo.planner.healing import Vacancy, vacancies
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.planner.rearranging import NewCut, Proposal
-from megatron_bamboo.recovery.outlook import Weighing, expected_seconds
+from megatron_bamboo.recovery.outlook import Weighing
 from megatron_bamboo.recovery.prices import Prices
-from megatron_bamboo.recovery.view import History
 
 
 class Rearranger:
@@ -42,17 +42,12 @@ class Rearranger:
         self._why_not = shape.why_cuts_stay() if shape.balance() is not None else None
         self._members = members
         self._calls = calls
-        self._events = events
         self._reporter = reporter
-        self._now = now
-        self._began = now()
+        self._forecast = Forecast(events, now)
         self._known: set[str] | None = None
-        self._moments: list[float] = []
         self._epoch = -1
         self._seconds: float | None = None
         """What the fastest step of the newest epoch has taken."""
-        self._said: tuple[int, NewCut, bool] | None = None
-        """What was weighed last: in which epoch, what, and whether it pays."""
         self.waits = False
         """Whether a standby gets ready to join a pipeline."""
 
@@ -131,36 +126,24 @@ class Rearranger:
         """Whether a new cut is worth what it costs, by what is known of the steps so far."""
         if self._seconds is None:
             return False
-        history = History(self._began, tuple(self._moments))
         tick = self._seconds / proposal.ticks_before
         weighing = Weighing(
-            expected_seconds(history, self._now()),
+            self._forecast.expected_seconds,
             tick * proposal.ticks_healed,
             tick * proposal.ticks,
             # State moves within one step.
             self._seconds,
             Prices().switch_seconds,
         )
-        said = (plan.epoch, proposal.wanted, weighing.pays)
-        if said != self._said:
-            self._said = said
-            numbers = {"unchanged": weighing.unchanged, "changed": weighing.changed}
-            self._events.emit(
-                "new_cut",
-                epoch=plan.epoch,
-                wanted=asdict(proposal.wanted),
-                pays=weighing.pays,
-                **asdict(weighing),
-                **numbers,
-            )
-        return weighing.pays
+        wanted = proposal.wanted
+        return self._forecast.pays("new_cut", plan.epoch, wanted, weighing, wanted=asdict(wanted))
 
     def _look_around(self, plan: Plan) -> None:
         """Take note of when nodes were lost or came."""
         came = set(self._members.waiting_standbys()) - set(plan.nodes)
         names = {f"-{node}" for node in self._members.lost} | {f"+{node}" for node in came}
         known = names if self._known is None else self._known
-        self._moments += [self._now()] * len(names - known)
+        self._forecast.saw(len(names - known))
         self._known = known | names
 
 

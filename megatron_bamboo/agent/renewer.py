@@ -8,8 +8,8 @@ seen.
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 
+from megatron_bamboo.agent.forecast import Forecast
 from megatron_bamboo.agent.headway import Headway
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.members import Members
@@ -18,9 +18,8 @@ from megatron_bamboo.membership.decision import StepReport
 from megatron_bamboo.observe.events import Emitter
 from megatron_bamboo.planner.plan import Plan
 from megatron_bamboo.recovery.names import PolicyName
-from megatron_bamboo.recovery.outlook import Weighing, expected_seconds
+from megatron_bamboo.recovery.outlook import Weighing
 from megatron_bamboo.recovery.prices import Prices
-from megatron_bamboo.recovery.view import History
 
 
 class Renewer:
@@ -41,10 +40,8 @@ class Renewer:
         self._members = members
         self._restorer = restorer
         self._headway = headway
-        self._events = events
         self._now = now
-        self._began = now()
-        self._moments: list[float] = []
+        self._forecast = Forecast(events, now)
         self._known: frozenset[str] | None = None
         self._epoch = -1
         self._since: float | None = None
@@ -53,7 +50,6 @@ class Renewer:
         """What the fastest step of the newest epoch has taken."""
         self._pause_seconds = Prices().restore_seconds
         """What the last return to a checkpoint has taken."""
-        self._said: tuple[int, frozenset[str], bool] | None = None
 
     def published(self, plan: Plan) -> None:
         """A plan is in force from now on."""
@@ -94,28 +90,17 @@ class Renewer:
         )
         undone = self._headway.step - self._headway.checkpoint.step
         weighing = Weighing(
-            expected_seconds(History(self._began, tuple(self._moments)), self._now()),
+            self._forecast.expected_seconds,
             seconds,
             seconds * ticks_then / ticks,
             0.0,
             self._pause_seconds + undone * seconds,
         )
-        said = (plan.epoch, frozenset(after.nodes), weighing.pays)
-        if said != self._said:
-            self._said = said
-            numbers = {"unchanged": weighing.unchanged, "changed": weighing.changed}
-            self._events.emit(
-                "renewal",
-                epoch=plan.epoch,
-                nodes=sorted(after.nodes),
-                pays=weighing.pays,
-                **asdict(weighing),
-                **numbers,
-            )
-        return weighing.pays
+        nodes = sorted(after.nodes)
+        return self._forecast.pays("renewal", plan.epoch, tuple(nodes), weighing, nodes=nodes)
 
     def _look_around(self, nodes: frozenset[str]) -> None:
         """Take note of when nodes were lost or came."""
         if self._known is not None:
-            self._moments += [self._now()] * len(self._known ^ nodes)
+            self._forecast.saw(len(self._known ^ nodes))
         self._known = nodes

@@ -36,7 +36,7 @@ class Forwards:
         """Within it these stages are as Megatron evaluates them; they train after it."""
         chunks = [chunk for number in numbers for chunk in self._stages[number].chunks]
         for chunk in chunks:
-            chunk.eval()
+            chunk.train(False)  # without dropout
         try:
             with torch.no_grad():
                 yield
