@@ -88,8 +88,9 @@ def test_only_what_was_not_reported_is_done_again(scenarios: ScenarioRunner) -> 
     job = scenarios.run(SHAPE, "lazy", "node3@iter4:EVAL2/1.0F1")
     begun = [e for e in job.events("evaluation_begun") if (e["step"], e["kind"]) == DUE[1]]
     again = {(e["pipeline"], e["first_batch"]) for e in begun if e["epoch"] == 1}
-    # The other pipeline had reported one batch at least, or both.
-    assert (1, 1) in again and again - {(1, 1)} <= {(0, 1), (0, 2)}
+    # How far the other pipeline was is its own affair: it waits for this one at the end only.
+    assert (1, 1) in again and again - {(1, 1)} <= {(0, 0), (0, 1), (0, 2)}
+    assert len(again) <= 2
     assert scenarios.complaints(job, Expected(SHAPE, "lazy", ["node3"])) == []
 
 
