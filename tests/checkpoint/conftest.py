@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from like_a_worker import like_a_worker
 
 # The store server that runs beside the tests of membership runs beside these too, and the small
 # GPTs of the model's tests are saved here.
@@ -22,22 +23,8 @@ def server() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def process() -> Iterator[None]:
-    """What a worker does once: no CUDA, one thread, and the little global state that is needed."""
-    import torch
-    import torch.distributed as dist
-
-    from megatron_bamboo.execution.local_groups import model_groups
-    from megatron_bamboo.model import cpu
-    from megatron_bamboo.model.gpt import prepare_process
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    cpu.install()
-    prepare_process(model_groups())
-    yield
-    if dist.is_initialized():  # the tests of the model may have done it already
-        dist.destroy_process_group()
-    torch.set_num_threads(threads)
+    with like_a_worker():
+        yield
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from like_a_worker import like_a_worker
 
 from megatron_bamboo.execution.mirrors import Mirrors
 from megatron_bamboo.execution.step_state import StepState
@@ -21,19 +21,9 @@ LOSSES = {0: 1 / 3, 1: 2.0**-40, 2: 7.1}
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[None]:
-    """What a worker does once."""
-    from megatron_bamboo.execution.local_groups import model_groups
-    from megatron_bamboo.model import cpu
-    from megatron_bamboo.model.gpt import prepare_process
-
     sys.path.append(str(Path(__file__).parent.parent / "model"))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    cpu.install()
-    prepare_process(model_groups())
-    yield
-    dist.destroy_process_group()
-    torch.set_num_threads(threads)
+    with like_a_worker():
+        yield
 
 
 @pytest.fixture

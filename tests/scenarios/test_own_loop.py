@@ -25,8 +25,14 @@ def test_the_loop_comes_back_with_plan_groups_and_where_to_go_on(
     assert scenarios.complaints(job, Expected(SHAPE, "lazy", ["node1"])) == []
     for node in (0, 2, 3, 4, 5):
         changes = re.findall(r"epoch (\d): (.*); on with (\d)", logs[node])
-        assert changes[0] == ("1", changes[0][1], "3")
-        assert "node0 takes over stage 1 of pipeline 0 from node1" in changes[0][1]
+        (number, told, following), *_ = changes
+        assert following == "3"
+        # On a busy machine the new replicas may be there by the end of the step of the takeover.
+        reasons = {
+            "1": "node0 takes over stage 1 of pipeline 0 from node1",
+            "2": "node2 shadows stage 1 of pipeline 0",
+        }
+        assert reasons[number] in told
         # Two live nodes of three, and new groups for the rest of the run, also after new replicas.
         last = re.findall(r"step (\d) took .* s, on (\d) nodes", logs[node])[-1]
         assert last == ("5", "2" if node < 3 else "3")
