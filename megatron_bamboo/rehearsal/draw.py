@@ -2,8 +2,8 @@
 
 What a job survives depends on how losses follow each other, so they come far apart (the job is
 whole again), in the next step or in the same one (during a takeover, before there is a new
-replica). Now and then a run ends with a stage's two holders at once, which no job survives: it must
-then say so.
+replica). Now and then a stage's two holders go at once. A job of one pipeline does not survive
+that, and must say so: there the run's faults end with it.
 """
 
 import random
@@ -19,7 +19,7 @@ from megatron_bamboo.schedule.actions import Action, Op
 
 # How a loss follows the one before, with the parts that each has.
 _APART, _NEXT_STEP, _SAME_STEP = 0.6, 0.2, 0.2
-_BOTH_HOLDERS = 0.02
+_BOTH_HOLDERS = 0.03
 
 
 class OnCoordinator(StrEnum):
@@ -62,7 +62,7 @@ class Lottery:
     shape: JobShape
     kinds: Sequence[How | OnCoordinator]
     per_run: int
-    """Faults of a run, at most."""
+    """Faults of a run, at most; a stage's two holders at once count as one."""
     apart: int
     """Steps after which a job has healed from a loss."""
     num_standbys: int = 0
@@ -140,17 +140,35 @@ class _Draw:
             return False
         node = self._lot.choice(free)
         self._injections.append(self._injection(node, how))
-        takes_both = node not in self._uncertain and self._lot.random() < _BOTH_HOLDERS
-        if takes_both and self._next_of(node) not in self._flipped:
-            # An error that both raise is the script's own, and ends the job as such.
-            other = How.KILL if how is How.RAISE else how
-            self._injections.append(self._injection(self._next_of(node), other))
+        known = {node, self._next_of(node)} - self._uncertain - self._flipped
+        if len(known) == 2 and self._lot.random() < _BOTH_HOLDERS:
+            return self._lose_next_of(node, how)
+        self._count_as_lost(node)
+        self._go_on()
+        return True
+
+    def _lose_next_of(self, node: str, how: How) -> bool:
+        """The other holder of a node's stage, at the same time.
+
+        What is left of the pipeline gets its state from another one, with other ranks perhaps.
+        """
+        # An error that both raise is the script's own, and ends the job as such.
+        self._injections.append(
+            self._injection(self._next_of(node), How.KILL if how is How.RAISE else how)
+        )
+        if len(self._pipelines) == 1:
             return False
+        pipeline = self._pipeline_of(node)
+        self._uncertain.update(pipeline)
+        for one in (node, self._next_of(node)):
+            self._count_as_lost(one)
+        self._wait_until_healed()
+        return True
+
+    def _count_as_lost(self, node: str) -> None:
         self._recent.append(node)
         if self._lottery.respawns:
             self._waiting.append(next_life(node))
-        self._go_on()
-        return True
 
     def _flip_a_bit(self) -> bool:
         """In the replica of a node, just before it is compared.
