@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from megatron_bamboo.agent.environment import WorkerEnvironment
 from megatron_bamboo.agent.job import JobShape
+from megatron_bamboo.agent.process import hear_sigterm
 from megatron_bamboo.config import (
     ExtraArgsProvider,
     Layout,
@@ -297,7 +298,7 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
 def _train(script: Script, options: Options, layout: Layout, loop: Loop) -> int:
     """Train on this node until the last step."""
     # Whoever says so to one process of a node means its machine.
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGTERM))
+    hear_sigterm(lambda: os.kill(os.getppid(), signal.SIGTERM))
     _prepare_torch()
     environment = WorkerEnvironment.read()
     client = StoreClient(

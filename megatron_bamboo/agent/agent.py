@@ -82,7 +82,7 @@ StartNode = Callable[[AgentSettings], NodeHandle]
 
 def spawned_worker(command: Sequence[str]) -> StartWorker:
     """Workers that are started as a program of their own."""
-    return lambda environment: spawn(command, environment, ignores_sigterm=True)
+    return lambda environment: spawn(command, environment, keeps_sigterm=True)
 
 
 def forked_worker(main: Callable[[], int]) -> StartWorker:
@@ -91,13 +91,11 @@ def forked_worker(main: Callable[[], int]) -> StartWorker:
 
     def start(environment: Mapping[str, str]) -> WorkerHandle:
         def enter() -> int:
-            # Until it can pass the signal on; its agent gets one too.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             os.environ.clear()
             os.environ.update(environment)
             return main()
 
-        return ForkedProcess(fork(enter))
+        return ForkedProcess(fork(enter, keeps_sigterm=True))
 
     return start
 

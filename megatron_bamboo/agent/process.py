@@ -121,21 +121,19 @@ def spawn(
     new_session: bool = False,
     output: IO[str] | None = None,
     descriptors: Sequence[int] = (),
-    ignores_sigterm: bool = False,
+    keeps_sigterm: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a program that dies with this process.
 
     Args:
         output: takes what it prints; else that goes where this process's goes.
         descriptors: what it inherits, besides its standard streams.
-        ignores_sigterm: until it handles the signal itself.
+        keeps_sigterm: for the program to hear once it has called ``hear_sigterm``.
     """
     parent = os.getpid()
 
     def prepare() -> None:
-        if ignores_sigterm:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+        _unblock_interrupts(keeps_sigterm)
         _die_with(parent)
 
     with blocked_interrupts():
@@ -151,8 +149,12 @@ def spawn(
         )
 
 
-def fork(main: Callable[[], int]) -> int:
-    """Run ``main`` in a forked child that dies with this process; the child's process id."""
+def fork(main: Callable[[], int], keeps_sigterm: bool = False) -> int:
+    """Run ``main`` in a forked child that dies with this process; the child's process id.
+
+    Args:
+        keeps_sigterm: for the child to hear once it has called ``hear_sigterm``.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -160,15 +162,15 @@ def fork(main: Callable[[], int]) -> int:
     with blocked_interrupts():
         pid = os.fork()
         if pid == 0:
-            _run_and_exit(main, parent)
+            _run_and_exit(main, parent, keeps_sigterm)
     return pid
 
 
-def _run_and_exit(main: Callable[[], int], parent: int) -> None:
+def _run_and_exit(main: Callable[[], int], parent: int, keeps_sigterm: bool) -> None:
     status = 1
     try:
         _die_with(parent)
-        _forget_parent()
+        _forget_parent(keeps_sigterm)
         status = main()
     # Whatever it is, it must not climb into the frames of the parent's copy.
     except BaseException as error:
@@ -182,15 +184,21 @@ def _run_and_exit(main: Callable[[], int], parent: int) -> None:
         os._exit(status)
 
 
-def _forget_parent() -> None:
+def _forget_parent(keeps_sigterm: bool) -> None:
     """Drop what a fork inherits: signal handlers and descriptors.
 
     A copy of another node's connection would keep it open when that node is gone.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    _unblock_interrupts(keeps_sigterm)
     os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def hear_sigterm(handle: Callable[[], None]) -> None:
+    """Handle the signal from now on, also one that was kept since this process began."""
+    signal.signal(signal.SIGTERM, lambda *_: handle())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def notify_of_parents_death(number: signal.Signals) -> None:
@@ -228,6 +236,12 @@ def handling(
         yield
     finally:
         signal.signal(number, before)
+
+
+def _unblock_interrupts(keeps_sigterm: bool) -> None:
+    """What ``blocked_interrupts`` had blocked in a child's copy of its parent."""
+    numbers = {signal.SIGINT} if keeps_sigterm else {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 @contextlib.contextmanager
