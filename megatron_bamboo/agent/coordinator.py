@@ -4,7 +4,7 @@ It keeps nothing that another coordinator could not read from the store or see o
 one that starts in the middle of a job goes on with whatever the last one was at.
 One decision is under way at a time and there is no collecting window: what is lost meanwhile goes
 into the next epoch. The decisions themselves are pure functions elsewhere
-(``membership/decision.py``, ``planner/plan.py``); here is only who is asked and who is told.
+(``membership/decision.py``, ``planner/taking_over.py``); here is only who is asked and who is told.
 """
 
 import asyncio
@@ -53,9 +53,10 @@ from megatron_bamboo.planner.growing import grow
 from megatron_bamboo.planner.healing import heal
 from megatron_bamboo.planner.links import broken_links, whom_to_fence
 from megatron_bamboo.planner.missing import broken_pipelines, unsaved
-from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_digest
+from megatron_bamboo.planner.plan import Plan, initial_plan, plan_digest
 from megatron_bamboo.planner.rearranging import rearrange
 from megatron_bamboo.planner.repairing import Crews
+from megatron_bamboo.planner.taking_over import NoHolder
 from megatron_bamboo.recovery.names import PolicyName
 from megatron_bamboo.schedule.redundancy import Redundancy
 

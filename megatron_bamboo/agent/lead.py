@@ -31,7 +31,7 @@ from megatron_bamboo.membership.store_server import StoreServer
 from megatron_bamboo.membership.stores import JobJournal, open_journal
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import EventLog
-from megatron_bamboo.planner.plan import NoHolder
+from megatron_bamboo.planner.taking_over import NoHolder
 
 LOG_FILE = "coordinator.log"
 BEATS_PER_LIMIT = 4.0

@@ -17,7 +17,8 @@ from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import Emitter
 from megatron_bamboo.planner.afresh import Beginning, begin_again
 from megatron_bamboo.planner.healing import Vacancy
-from megatron_bamboo.planner.plan import NoHolder, Plan
+from megatron_bamboo.planner.plan import Plan
+from megatron_bamboo.planner.taking_over import NoHolder
 
 
 class Restorer:

@@ -10,17 +10,10 @@ from dataclasses import replace
 
 from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.planner.missing import broken_pipelines
-from megatron_bamboo.planner.plan import (
-    NOTHING_LOST,
-    Change,
-    NoHolder,
-    PipelinePlan,
-    Plan,
-    dissolved,
-    plan_after_loss,
-)
+from megatron_bamboo.planner.plan import Change, PipelinePlan, Plan, dissolved
 from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.planner.repairing import Crews, repair
+from megatron_bamboo.planner.taking_over import NOTHING_LOST, NoHolder, plan_after_loss
 
 
 def go_on_after(

@@ -3,7 +3,8 @@
 from collections.abc import Set
 
 from megatron_bamboo.membership.decision import StepDecision
-from megatron_bamboo.planner.plan import NoHolder, Plan
+from megatron_bamboo.planner.plan import Plan
+from megatron_bamboo.planner.taking_over import NoHolder
 
 StagePlace = tuple[int, int]
 """Pipeline and stage."""

@@ -14,15 +14,8 @@ from dataclasses import replace
 
 from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.planner.missing import StagePlace, missing_stages
-from megatron_bamboo.planner.plan import (
-    NOTHING_LOST,
-    Change,
-    NoHolder,
-    PipelinePlan,
-    Plan,
-    Transfer,
-    plan_after_loss,
-)
+from megatron_bamboo.planner.plan import Change, PipelinePlan, Plan, Transfer
+from megatron_bamboo.planner.taking_over import NOTHING_LOST, NoHolder, plan_after_loss
 
 Crews = Mapping[int, Sequence[str]]
 """By pipeline that has no live node: the standbys that become it, by rank."""

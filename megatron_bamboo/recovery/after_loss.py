@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from megatron_bamboo.planner.holders import held_by
 from megatron_bamboo.planner.infeasible import counted
-from megatron_bamboo.planner.plan import NoHolder, Plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan
+from megatron_bamboo.planner.taking_over import NoHolder, plan_after_loss
 from megatron_bamboo.recovery.decision import Action, Decision, Reason, Verdict
 from megatron_bamboo.recovery.names import PolicyName
 from megatron_bamboo.recovery.outlook import Weighing, expected_seconds

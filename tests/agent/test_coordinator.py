@@ -25,7 +25,8 @@ from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Change, Nowhere, Said, Table
 from megatron_bamboo.membership.waits import Sent, Wait, Waiting
 from megatron_bamboo.planner.arrangement import equal_pipelines
-from megatron_bamboo.planner.plan import Checkpoint, NoHolder, Plan
+from megatron_bamboo.planner.plan import Checkpoint, Plan
+from megatron_bamboo.planner.taking_over import NoHolder
 
 NODES = tuple(f"node{number}" for number in range(4))
 VECTOR = ((2.5).hex(),)

@@ -13,7 +13,8 @@ from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.healing import Vacancy, with_standby
-from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan, initial_plan
+from megatron_bamboo.planner.taking_over import plan_after_loss
 
 NODES = tuple(f"node{number}" for number in range(8))
 WHOLE = initial_plan(NODES, equal_pipelines(4, 2, 4), "lazy")

@@ -21,7 +21,8 @@ from megatron_bamboo.agent.limits import (
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.execution.registry import memberships
 from megatron_bamboo.planner.arrangement import equal_pipelines
-from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan, initial_plan
+from megatron_bamboo.planner.taking_over import plan_after_loss
 
 SHAPE = JobShape(equal_pipelines(4, 3, 4), "lazy", train_iters=5, global_batch_size=4)
 UNLIMITED = resource.RLIM_INFINITY

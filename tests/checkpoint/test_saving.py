@@ -21,7 +21,8 @@ from megatron_bamboo.checkpoint.folder import TRACKER, read_tracker
 from megatron_bamboo.checkpoint.moments import BeforeMoment, SaveMoment
 from megatron_bamboo.checkpoint.saving import Saved, Saver, SaverParts
 from megatron_bamboo.planner.arrangement import equal_pipelines
-from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan, initial_plan
+from megatron_bamboo.planner.taking_over import plan_after_loss
 
 LEAD, OTHER, NO_WRITER = "node0", "node3", "node1"
 STEP = 5

@@ -12,7 +12,8 @@ from megatron_bamboo.planner.arrangement import (
     spans_of_layers,
 )
 from megatron_bamboo.planner.dissolving import go_on_after
-from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan, initial_plan
+from megatron_bamboo.planner.taking_over import NoHolder, plan_after_loss
 
 
 def plan_of(num_stages: int, num_pipelines: int) -> Plan:

@@ -27,7 +27,8 @@ from megatron_bamboo.execution.ledger import CommitLedger
 from megatron_bamboo.membership.decision import Record, StepDecision
 from megatron_bamboo.membership.store_client import StoreClient, StoreError
 from megatron_bamboo.planner.arrangement import equal_pipelines
-from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan, initial_plan
+from megatron_bamboo.planner.taking_over import plan_after_loss
 from megatron_bamboo.schedule.actions import Action
 from megatron_bamboo.schedule.takeover import Progress
 

@@ -22,7 +22,8 @@ from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.observe.events import EventLog, read_events
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.healing import heal
-from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan, initial_plan
+from megatron_bamboo.planner.taking_over import plan_after_loss
 from megatron_bamboo.schedule.actions import Action, Op
 from megatron_bamboo.schedule.costs import EQUAL_COSTS
 from megatron_bamboo.schedule.redundancy import Redundancy

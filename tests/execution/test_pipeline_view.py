@@ -11,8 +11,9 @@ from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.dissolving import go_on_after
 from megatron_bamboo.planner.growing import Growth, grow
-from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan, initial_plan
 from megatron_bamboo.planner.rebalancing import Balance
+from megatron_bamboo.planner.taking_over import plan_after_loss
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, TAIL_OPS, Action, Op
 from megatron_bamboo.schedule.costs import Costs
 from megatron_bamboo.schedule.redundancy import Redundancy

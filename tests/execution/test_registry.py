@@ -20,8 +20,9 @@ from megatron_bamboo.execution.registry import (
 from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.dissolving import go_on_after
-from megatron_bamboo.planner.plan import initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import initial_plan
 from megatron_bamboo.planner.rebalancing import Balance
+from megatron_bamboo.planner.taking_over import plan_after_loss
 from megatron_bamboo.schedule.redundancy import Redundancy
 
 NODES = tuple(f"node{number}" for number in range(6))

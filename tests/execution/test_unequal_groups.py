@@ -16,7 +16,8 @@ from megatron_bamboo.planner.arrangement import (
     spans_of_layers,
     unit_names,
 )
-from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan, initial_plan
+from megatron_bamboo.planner.taking_over import plan_after_loss
 from megatron_bamboo.schedule.actions import GATHER_OPS, Op
 from megatron_bamboo.schedule.costs import EQUAL_COSTS
 from megatron_bamboo.schedule.redundancy import Redundancy

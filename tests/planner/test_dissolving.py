@@ -6,8 +6,9 @@ from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.dissolving import go_on_after
 from megatron_bamboo.planner.healing import can_protect, heal, unprotected, vacancies
-from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan, initial_plan
 from megatron_bamboo.planner.rebalancing import Balance
+from megatron_bamboo.planner.taking_over import NoHolder, plan_after_loss
 from megatron_bamboo.schedule.redundancy import Redundancy
 
 LAST = 100

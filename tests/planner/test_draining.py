@@ -7,13 +7,8 @@ from megatron_bamboo.membership.decision import Record, StepDecision
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.draining import can_go, counting_records, drain, place_of
 from megatron_bamboo.planner.healing import Vacancy, heal, stages_to_hold, unprotected, vacancies
-from megatron_bamboo.planner.plan import (
-    NoHolder,
-    Plan,
-    Transfer,
-    initial_plan,
-    plan_after_loss,
-)
+from megatron_bamboo.planner.plan import Plan, Transfer, initial_plan
+from megatron_bamboo.planner.taking_over import NoHolder, plan_after_loss
 
 NODES = tuple(f"node{i}" for i in range(8))
 LAST = 100

@@ -13,15 +13,8 @@ from megatron_bamboo.planner.healing import (
     unprotected,
     vacancies,
 )
-from megatron_bamboo.planner.plan import (
-    Change,
-    NoHolder,
-    PipelinePlan,
-    Plan,
-    Transfer,
-    initial_plan,
-    plan_after_loss,
-)
+from megatron_bamboo.planner.plan import Change, PipelinePlan, Plan, Transfer, initial_plan
+from megatron_bamboo.planner.taking_over import NoHolder, plan_after_loss
 
 NODES = tuple(f"node{i}" for i in range(8))
 LAST = 100

@@ -6,7 +6,8 @@ from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.healing import Vacancy, heal
 from megatron_bamboo.planner.holding import held, lonely
-from megatron_bamboo.planner.plan import Checkpoint, Hold, Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Checkpoint, Hold, Plan, initial_plan
+from megatron_bamboo.planner.taking_over import plan_after_loss
 
 LAST = 20
 START = initial_plan(("node0", "node1", "node2", "node3"), equal_pipelines(2, 2, 4), "lazy")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from megatron_bamboo.membership.waits import Sent, SentLog, Wait, Waiting
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.links import BrokenLink, broken_links, whom_to_fence
-from megatron_bamboo.planner.plan import initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import initial_plan
+from megatron_bamboo.planner.taking_over import plan_after_loss
 from megatron_bamboo.schedule.actions import SEND_OPS, Action, Op
 from megatron_bamboo.schedule.generate import compute_schedule
 from megatron_bamboo.schedule.lower import lower

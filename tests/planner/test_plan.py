@@ -2,7 +2,8 @@ import pytest
 
 from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.planner.arrangement import equal_pipelines
-from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan, initial_plan
+from megatron_bamboo.planner.taking_over import NoHolder, plan_after_loss
 
 NODES = tuple(f"node{i}" for i in range(8))
 DECISION = StepDecision(7, True, ((0.1).hex(), (2.0).hex()), "node1 passed its commit")

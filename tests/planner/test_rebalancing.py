@@ -10,8 +10,9 @@ from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.draining import drain
 from megatron_bamboo.planner.healing import Vacancy, can_balance, heal
-from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan, initial_plan
 from megatron_bamboo.planner.rebalancing import Balance
+from megatron_bamboo.planner.taking_over import plan_after_loss
 from megatron_bamboo.schedule.redundancy import Redundancy
 
 LAST = 100

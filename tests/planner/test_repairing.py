@@ -10,9 +10,10 @@ from megatron_bamboo.planner.arrangement import Arrangement, PipelineShape, equa
 from megatron_bamboo.planner.dissolving import go_on_after
 from megatron_bamboo.planner.draining import drain
 from megatron_bamboo.planner.healing import Vacancy, heal, unprotected
-from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan, initial_plan
 from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.planner.repairing import deserted
+from megatron_bamboo.planner.taking_over import NoHolder, plan_after_loss
 from megatron_bamboo.schedule.redundancy import Redundancy
 
 LAST = 100

@@ -13,7 +13,8 @@ from megatron_bamboo.planner.arrangement import (
 )
 from megatron_bamboo.planner.dissolving import go_on_after
 from megatron_bamboo.planner.healing import heal
-from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan, initial_plan
+from megatron_bamboo.planner.taking_over import plan_after_loss
 from megatron_bamboo.planner.trust import Copy, Difference, Kind, find_differences, plan_mends
 
 # Pipelines node0 to node2 and node3 to node5; node0 and node3 hold the replicas of stage 1.

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from recovering import QUIET, STATE_BYTES, nodes_of, policy_of, started
 
 from megatron_bamboo.planner.arrangement import Arrangement, PipelineShape
-from megatron_bamboo.planner.plan import NoHolder, Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan, initial_plan
+from megatron_bamboo.planner.taking_over import NoHolder, plan_after_loss
 from megatron_bamboo.recovery.decision import Action, Decision, Verdict
 from megatron_bamboo.recovery.names import PolicyName
 from megatron_bamboo.recovery.policy import Policy

@@ -6,7 +6,8 @@ import pytest
 from recovering import costs_of, nodes_of
 
 from megatron_bamboo.planner.arrangement import Arrangement, PipelineShape, equal_pipelines
-from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan, initial_plan
+from megatron_bamboo.planner.taking_over import plan_after_loss
 from megatron_bamboo.recovery.times import IterationTimes
 from megatron_bamboo.schedule.costs import Costs
 from megatron_bamboo.schedule.generate import compute_schedule

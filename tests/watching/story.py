@@ -12,7 +12,8 @@ from megatron_bamboo.membership.decision import StepDecision, StepReport
 from megatron_bamboo.membership.leadership import Leader
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.healing import Vacancy, heal
-from megatron_bamboo.planner.plan import Plan, initial_plan, plan_after_loss
+from megatron_bamboo.planner.plan import Plan, initial_plan
+from megatron_bamboo.planner.taking_over import plan_after_loss
 from megatron_bamboo.watching.history import History
 from megatron_bamboo.watching.store_view import StoreView
 
