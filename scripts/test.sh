@@ -38,5 +38,5 @@ PURE=(
 ruff check .
 ruff format --check .
 mypy "${PURE[@]}"
-# Tests of whole runs wait for most of the time: two files at once keep two processors busy.
-pytest -rs -n 2 --dist loadfile "$@"
+# Tests of whole runs often wait: three files at once keep two processors busy.
+pytest -rs -n 3 --dist loadfile "$@"

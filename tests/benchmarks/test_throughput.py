@@ -10,6 +10,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "throughput.py"
 SMALL = ("--layers", "2", "--hidden", "16", "--sequence", "8", "--microbatches", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.timeout(240)
 def test_both_tables_have_all_rows_and_both_sides_the_same_losses() -> None:

@@ -18,7 +18,7 @@ from megatron_bamboo.observe.events import read_events
 
 ROOT = Path(__file__).parents[2]
 IMPORT_SECONDS = 120.0
-JOB_SECONDS = 60.0
+JOB_SECONDS = 120.0
 KILL_SECONDS = 10.0
 SHOWN_LINES = 12
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.multiprocess
 # The job, with far more steps than the losses take, so that there is time to count; how often the
 # machine is lost; after how many losses what is held is compared.
 CASES = (
-    (Shape(3, 1, num_steps=140), 6, (2, 5)),
+    (Shape(3, 1, num_steps=100), 4, (2, 4)),
     (Shape(3, 1, num_steps=220), 10, (2, 8)),
     (Shape(2, 2, num_steps=220, variant="zero-bf16"), 10, (2, 8)),
 )

@@ -79,10 +79,8 @@ def test_a_loss_after_the_reduction_changes_no_bit(
         CASES,
         "the others are ahead",
         "in the gather that is run again",
-        "in the last gather",
         "shared layers",
         "a skipped step",
-        "with mirrors",
     ),
 )
 def test_losses_around_a_gather_change_no_bit(scenarios: ScenarioRunner, name: str) -> None:

@@ -65,7 +65,7 @@ def test_an_evaluation_changes_no_bit_of_the_training(scenarios: ScenarioRunner)
 
 
 @pytest.mark.parametrize(
-    ("shape", "injections"), several_in_ci(CASES, CASES[1], CASES[4], *CASES[6:]), ids=str
+    ("shape", "injections"), several_in_ci(CASES, CASES[1], CASES[4], *CASES[7:]), ids=str
 )
 def test_a_loss_in_an_evaluation_changes_no_bit(
     scenarios: ScenarioRunner, shape: Shape, injections: Sequence[str]

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from in_ci import several_in_ci
 from moments import MODES
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
@@ -20,11 +21,10 @@ SURVIVED = {
     "in the first step and the last": (Shape(3, 2), ("node0@iter1:0.0F0", "node4@iter7:1.0B3")),
     "both in the first step": (Shape(3, 2), ("node2@iter1:2.0B3", "node3@iter1:0.0RECV_B0")),
 }
+CASES = tuple(zip(SURVIVED, itertools.cycle(MODES), strict=False))
 
 
-@pytest.mark.parametrize(
-    ("name", "redundancy"), list(zip(SURVIVED, itertools.cycle(MODES), strict=False))
-)
+@pytest.mark.parametrize(("name", "redundancy"), several_in_ci(CASES, *CASES[2::2]))
 def test_losses_apart_change_no_bit(scenarios: ScenarioRunner, name: str, redundancy: str) -> None:
     shape, injections = SURVIVED[name]
     victims = [injection.split("@")[0] for injection in injections]
