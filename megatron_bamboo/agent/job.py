@@ -215,8 +215,9 @@ def parse_injections(
 class Deadlines:
     """How long the coordinator waits, in seconds."""
 
-    record_seconds: float = 5.0
-    """For the record of a worker that is ready, before the node is fenced."""
+    record_seconds: float = 20.0
+    """For the record of a worker that is ready and lives, before the node is fenced: who is silent
+    is lost by its lease, so this may be as long as a busy machine needs."""
     startup_seconds: float = 120.0
     """For the record of a worker that is still starting."""
     joining_seconds: float = 120.0

@@ -41,7 +41,7 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     add_store_option(parser)
     seconds = (
         ("--store-deadline", limits.store_seconds, "how long a worker tries to reach the store"),
-        ("--record-deadline", limits.record_seconds, "at a loss, before a silent node is fenced"),
+        ("--record-deadline", limits.record_seconds, "for a live worker to leave its record"),
         ("--startup-deadline", limits.startup_seconds, "for nodes and workers to get ready"),
         ("--stall-limit", limits.stall_seconds, "without an iteration before the job ends"),
     )

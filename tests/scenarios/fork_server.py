@@ -47,7 +47,7 @@ from megatron_bamboo.membership.stores import begin_store
 from megatron_bamboo.observe.events import EventLog, read_events
 
 # Far above what a job takes even on a busy machine: no live worker is ever fenced by accident.
-DEADLINES = Deadlines(record_seconds=20.0, startup_seconds=60.0, store_seconds=50.0)
+DEADLINES = Deadlines(startup_seconds=60.0, store_seconds=50.0)
 REAP_SECONDS = 0.5
 
 
