@@ -20,7 +20,7 @@ from megatron_bamboo.membership.frames import (
     decode_body,
 )
 from megatron_bamboo.membership.greeting import GREETING_LIMIT_BYTES, answer_greeting
-from megatron_bamboo.membership.keys import NONCE_BYTES, Role, Secret
+from megatron_bamboo.membership.keys import NONCE_BYTES, Kind, Role, Secret
 from megatron_bamboo.membership.lobby import Lobby
 from megatron_bamboo.membership.sealing import HEAD_BYTES, MAC_BYTES, BrokenSeal, Session
 from megatron_bamboo.membership.strangers import Strangers
@@ -33,6 +33,10 @@ GREETING_SECONDS = 10.0
 """So long one may take to prove who it is."""
 MOST_WAITING = 128
 """So many may be at it at a time."""
+QUIET_SECONDS = 30
+"""So long nothing comes before the kernel asks whether the other machine is still there."""
+ASKING_SECONDS = 10
+MOST_ASKED = 3
 # With no descriptor left a connection is taken when another one has ended.
 ACCEPT_RETRY_SECONDS = 0.1
 _LONGEST_PROOF = 64
@@ -164,6 +168,9 @@ class Gate:
     async def _converse(
         self, connection: socket.socket, role: Role, session: Session, address: str
     ) -> None:
+        # Of an agent's silence its lease decides.
+        if role.kind is not Kind.AGENT:
+            _end_with_its_machine(connection)
         reader, writer = await asyncio.open_connection(sock=connection)
         stream = SealedStream(reader, writer, session)
         try:
@@ -174,6 +181,20 @@ class Gate:
             self._strangers.turned_away(address, f"as {role.kind} {role.name}: {error}")
         finally:
             stream.close()
+
+
+def _end_with_its_machine(connection: socket.socket) -> None:
+    """Let a connection end when the machine on the other side has gone without a word.
+
+    It would stay for ever: there is nothing to tell to who asks nothing.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, QUIET_SECONDS),
+        (socket.TCP_KEEPINTVL, ASKING_SECONDS),
+        (socket.TCP_KEEPCNT, MOST_ASKED),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def _receive(connection: socket.socket, count: int) -> bytes:

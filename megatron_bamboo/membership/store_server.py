@@ -71,6 +71,7 @@ class StoreServer:
         self._watcher = watcher
         self._listener = _listen(host, port)
         self._gate = Gate(self._listener, secret, self._serve)
+        self._agents: dict[str, SealedStream] = {}
         self._running: asyncio.Task[None] | None = None
 
     @property
@@ -123,6 +124,10 @@ class StoreServer:
             self._watcher.joined(link)
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedFrame(str(error)) from error
+        # One of before may never end by itself: its way, or its machine, may be gone.
+        if (before := self._agents.get(role.node)) is not None:
+            before.close()
+        self._agents[role.node] = stream
         is_gone = True
         try:
             link.send({"op": "welcome"})
@@ -136,6 +141,8 @@ class StoreServer:
             is_gone = False
             raise
         finally:
+            if self._agents.get(role.node) is stream:
+                del self._agents[role.node]
             if is_gone:
                 self._watcher.closed(link)
 

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from needs import missing
 from server_thread import INCARNATION, SECRET, ServerThread, agent_channel, channel, store_client
 from wiretap import FlipOnce, Wiretap
 
@@ -403,3 +405,60 @@ def test_calls_with_little_time_wait_for_one_greeting_together(
         with contextlib.suppress(StoreTimeout):
             client.get("epoch")
     client.close()
+
+
+def vanish(connection: socket.socket) -> None:
+    """End a connection as a machine does that loses its power: nobody is told."""
+    repair = 19  # TCP_REPAIR, which the socket module has no name for
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, repair, 1)
+    except PermissionError as error:
+        missing("netns", f"a connection cannot vanish without root ({error})")
+    connection.close()
+
+
+def server_connections(server: ServerThread) -> int:
+    """How many connections the server, a part of this process, has open."""
+    port = int(server.address.rpartition(":")[2])
+    connections = psutil.Process().net_connections("tcp")
+    return sum(c.laddr.port == port and c.status != psutil.CONN_LISTEN for c in connections)
+
+
+def test_connections_of_machines_that_vanish_end(
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each node that is taken away would cost its workers' descriptors for ever."""
+    for name in ("QUIET_SECONDS", "ASKING_SECONDS"):
+        monkeypatch.setattr(gate, name, 1)
+    until = time.monotonic() + SECONDS
+    taken = []
+    for node in ("node0", "node1", "node2"):
+        worker = SECRET.node(node, INCARNATION).worker(node)
+        taken.append(Channel(connect(server.address), worker, until))
+        taken[-1].open(until)
+        taken[-1].send(encode_body({"op": "get", "key": "epoch"}), until)
+        assert taken[-1].receive(until) == {"value": "Mw=="}
+    assert server_connections(server) == 3
+    for channel_of_one in taken:
+        vanish(channel_of_one.socket)
+    until = time.monotonic() + SECONDS
+    while (left := server_connections(server)) > 0:
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
+
+
+def test_an_agents_newest_connection_ends_the_one_before(
+    server: ServerThread, watcher: Watcher
+) -> None:
+    """The old one may lead nowhere any more, and would stay; it is not the node's end."""
+    until = time.monotonic() + SECONDS
+    with agent_channel(server.address, "node0") as first:
+        first.send(HELLO, until)
+        assert first.receive(until) == {"op": "welcome"}
+        with agent_channel(server.address, "node0") as second:
+            second.send(HELLO, until)
+            assert second.receive(until) == {"op": "welcome"}
+            assert is_closed(first.socket)
+            second.send(encode_body({"op": "alive"}), until)
+            assert second.receive(until) == {"op": "heard", "word": "7"}
+    assert ("heard", "node0/alive") in watcher.told
