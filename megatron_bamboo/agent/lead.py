@@ -150,8 +150,9 @@ class _Lead:
         signpost = Signpost(str((self._spec.job_dir / ADDRESS_FILE).absolute()))
         while True:
             self._journal.beat()
-            # Elsewhere one that was stopped may have woken just to write where it was.
-            if signpost.find() != address:
+            # Elsewhere one that was stopped may have woken just to write where it was, and a file
+            # system may have lost what it had not written.
+            if not signpost.leads_to(address):
                 await self._say_where(address)
             await asyncio.sleep(limit_seconds(self._spec.shape) / BEATS_PER_LIMIT)
 

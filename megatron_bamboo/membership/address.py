@@ -52,6 +52,7 @@ class Signpost:
 
     def __init__(self, text: str) -> None:
         self._path: Path | None = None
+        self._has_led = False
         self._known: Address | None = None
         if os.path.isabs(text):
             self._path = Path(text)
@@ -63,7 +64,8 @@ class Signpost:
     def find(self) -> Address | None:
         """Where the store is; None while nobody has said it.
 
-        While the file cannot be read for a passing reason it is where it was.
+        While the file cannot be read for a passing reason it is where it was. Once it has led
+        anywhere every reason is: whoever writes it writes it again.
 
         Raises:
             UserError: it is another file, or nobody lets this process read it.
@@ -72,12 +74,23 @@ class Signpost:
             return self._known
         try:
             self._known = _parse(self._path)
+            self._has_led = True
         except FileNotFoundError:
             self._known = None
         except OSError as error:
-            if error.errno not in _PASSING:
+            if not self._has_led and error.errno not in _PASSING:
                 raise UserError(f"{self._path} cannot be read ({error.strerror})") from error
+        except UserError:
+            if not self._has_led:
+                raise
         return self._known
+
+    def leads_to(self, address: Address) -> bool:
+        """Whether a newcomer finds this address here."""
+        try:
+            return Signpost(self._text).find() == address
+        except UserError:
+            return False
 
     def __str__(self) -> str:
         return str(self.find() or self._text)

@@ -15,6 +15,7 @@ import pytest
 from server_thread import SECRET, SECRET_TEXT, store_client, tool_channel
 from store_kinds import Store
 
+from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE, Address, Signpost
 from megatron_bamboo.membership.frames import encode_body
 from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
@@ -121,6 +122,26 @@ def test_while_its_file_cannot_be_read_the_store_is_where_it_was(tmp_path: Path)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     path.unlink()
     assert signpost.find() is None
+
+
+@pytest.mark.parametrize("text", ["", '{"host": "10.0.', "[1, 2]", '{"host": 7, "port": 1}'])
+def test_a_file_that_has_led_somewhere_is_followed_again_when_it_is_whole(
+    tmp_path: Path, text: str
+) -> None:
+    """What a file system leaves of it must end nobody who knows the way already."""
+    path = tmp_path / ADDRESS_FILE
+    address, signpost = Address("10.0.0.1", 4001, 1, 77), Signpost(str(path))
+    path.write_text(text)
+    with pytest.raises(UserError, match="does not say where a coordinator is"):
+        signpost.find()
+    address.write(path)
+    assert signpost.find() == address and signpost.leads_to(address)
+    path.write_text(text)
+    assert signpost.find() == address and not signpost.leads_to(address)
+    path.unlink()
+    assert signpost.find() is None
+    path.write_text(text)
+    assert signpost.find() is None and not signpost.leads_to(address)
 
 
 def test_without_anybody_a_call_ends_at_its_deadline(tmp_path: Path) -> None:
