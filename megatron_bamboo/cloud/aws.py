@@ -22,6 +22,8 @@ TOKEN_PATH = "/latest/api/token"
 TOKEN_SECONDS = 21600
 ACTION_PATH = "/latest/meta-data/spot/instance-action"
 REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
+LONGEST_SECONDS = 120.0
+"""A notice never comes earlier; where more seem to be left this machine's clock is slow."""
 ACTIONS = ("terminate", "stop", "hibernate")
 
 
@@ -81,7 +83,8 @@ def read_action(answer: Answer, now: datetime) -> Notice | None:
         case {"action": str(action), "time": str(time)} if action in ACTIONS:
             left = (_time(time) - now).total_seconds()
             # A time in the past: it may be taken at any moment.
-            return Notice(f"AWS: spot instance, {action} at {time}", max(0.0, left))
+            seconds = min(max(0.0, left), LONGEST_SECONDS)
+            return Notice(f"AWS: spot instance, {action} at {time}", seconds)
         case other:
             raise BadAnswer(f"spot/instance-action is {other}")
 

@@ -5,8 +5,10 @@ elsewhere than it was told loses nothing by it.
 """
 
 import contextlib
+import itertools
 import queue
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ NO_SOURCE = "none"
 FILE_PREFIX = "file:"
 NODE_MARK = "{node}"
 LONGEST_WAIT_SECONDS = 60.0
+SOONER_SECONDS = 5.0
+"""A time that comes nearer by more is news; by less the same time may be said twice."""
 # A node that has left has nothing more to lose than its cloud's patience.
 ACKNOWLEDGE_SECONDS = 5.0
 
@@ -58,8 +62,11 @@ class NoticeWatch:
     def __init__(self, source: Source | None) -> None:
         self._source = source
         self._news: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+        self._numbers = itertools.count(1)
         self._has_left = threading.Event()
         self._told: Notice | None = None
+        self._due: float | None = None
+        """When the machine is taken, by the notice that was put last, if it says so."""
         self._hint = ""
         self._is_signalled = False
         self._has_answered = False
@@ -123,14 +130,23 @@ class NoticeWatch:
         self._hint = word.hint
         before, self._told = self._told, word.notice
         if word.notice is not None:
-            if before is None or before.cause != word.notice.cause:
-                self._put(word.notice)
+            self._hear_notice(before, word.notice)
         # After a signal the machine goes, whatever its cloud says.
         elif before is not None and not self._is_signalled:
             self._put(Notice(before.cause, is_over=True))
+
+    def _hear_notice(self, before: Notice | None, notice: Notice) -> None:
+        """Put a notice, unless it says what is known."""
+        due = None if notice.seconds is None else time.monotonic() + notice.seconds
+        is_other = before is None or before.cause != notice.cause
+        is_sooner = due is not None and (self._due is None or due < self._due - SOONER_SECONDS)
+        if is_other or is_sooner:
+            self._due = due
+            self._put(notice)
 
     def _remark(self, text: str) -> None:
         self._news.put({"op": "remark", "text": text})
 
     def _put(self, notice: Notice) -> None:
-        self._news.put({"op": "notice", "notice": notice.to_json()})
+        number = next(self._numbers)
+        self._news.put({"op": "notice", "notice": notice.to_json(), "number": number})

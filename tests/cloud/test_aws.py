@@ -70,6 +70,13 @@ def test_a_time_in_the_past_leaves_none() -> None:
     assert notice is not None and notice.seconds == 0.0
 
 
+def test_a_clock_that_is_slow_gives_no_time() -> None:
+    """A node would wait for its standby until it is taken."""
+    slow = datetime(2017, 9, 18, 3, 0, tzinfo=UTC)
+    notice = read_action(Answer(200, ACTION.encode()), slow)
+    assert notice is not None and notice.seconds == 120.0
+
+
 @pytest.mark.parametrize(
     ("status", "text"),
     [

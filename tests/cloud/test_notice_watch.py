@@ -78,6 +78,17 @@ def test_each_change_is_heard_once() -> None:
     ]
 
 
+@pytest.mark.parametrize("first", [None, 600.0], ids=["unknown", "later"])
+def test_a_time_that_comes_nearer_is_heard(first: float | None) -> None:
+    """An event is moved; or a file was read before all was written."""
+    words = [Word(Notice("taken", seconds)) for seconds in (first, 20.0, 19.9, 60.0)]
+    with watching(Scripted(*words)) as watch:
+        heard = hear(watch, 2)
+        time.sleep(0.1)
+        assert list(watch.take()) == []
+    assert [one["seconds"] for one in heard] == [first, 20.0]
+
+
 def test_a_hint_is_said_once_and_is_no_notice() -> None:
     hint = Word(hint="it may come")
     with watching(Scripted(hint, hint, NOTHING)) as watch:
