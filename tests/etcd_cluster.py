@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from needs import require_program
+from needs import missing, require_program
 
 START_SECONDS = 60.0
 HOST = "127.0.0.1"
@@ -27,6 +27,26 @@ class TlsFiles:
     cacert: Path
     cert: Path
     key: Path
+
+
+def make_certificates(folder: Path) -> TlsFiles:
+    """An authority, and one certificate of it for members and clients."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        missing("etcd", "there is no openssl")
+    made = TlsFiles(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    key = ["-newkey", "rsa:2048", "-nodes", "-subj", "/CN=tests"]
+    commands = (
+        ["req", "-x509", *key, "-keyout", f"{folder}/ca.key", "-out", str(made.cacert)],
+        ["req", *key, "-keyout", str(made.key), "-out", f"{folder}/request"],
+        ["x509", "-req", "-in", f"{folder}/request", "-CA", str(made.cacert), "-CAkey",
+         f"{folder}/ca.key", "-CAcreateserial", "-extfile", f"{folder}/names", "-out",
+         str(made.cert)],
+    )  # fmt: skip
+    for command in commands:
+        subprocess.run([openssl, *command], check=True, capture_output=True)
+    return made
 
 
 class Cluster:

@@ -96,13 +96,16 @@ class EtcdClient:
                     raise
             time.sleep(RETRY_SECONDS)
 
-    def values(self, prefix: str, until: float, revision: int = 0) -> dict[str, bytes]:
+    def values(
+        self, prefix: str, until: float, revision: int = 0, first: str = ""
+    ) -> dict[str, bytes]:
         """What the keys with a prefix hold at one moment, by the rest of their names.
 
         Args:
             revision: that moment; 0 for now.
+            first: the rest of the first name that is wanted.
         """
-        start, end, found = prefix, b64(_after(prefix)), dict[str, bytes]()
+        start, end, found = prefix + first, b64(_after(prefix)), dict[str, bytes]()
         while True:
             body = {"key": b64(start), "range_end": end, "limit": PAGE_KEYS, "revision": revision}
             reply = self.insist("kv/range", body, until)

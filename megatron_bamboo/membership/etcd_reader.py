@@ -109,8 +109,10 @@ class EtcdSnapshot:
 
     def facts(self, after: int) -> tuple[int, tuple[dict[str, Any], ...]]:
         """What was said after the fact of a number (0: all); with the number of the newest."""
-        values = self._client.values(f"{self._root}said/", self._until, self._revision)
-        new = {int(number): text for number, text in values.items() if int(number) > after}
+        root, first = f"{self._root}said/", fact_key("", after + 1).removeprefix("said/")
+        # A long job has said more than can be read again at each look.
+        values = self._client.values(root, self._until, self._revision, first)
+        new = {int(number): text for number, text in values.items()}
         return max(new, default=after), tuple(map(json.loads, new.values()))
 
     def _silent_seconds(self, holder: Holder) -> float:

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etcd_cluster import Cluster, TlsFiles, cluster
+from etcd_cluster import Cluster, cluster, make_certificates
 from needs import missing
 from store_kinds import SECONDS, Store
 
-from megatron_bamboo.membership import etcd_journal
+from megatron_bamboo.membership import etcd_client, etcd_journal
 from megatron_bamboo.membership.etcd_client import EtcdAway, EtcdClient, EtcdRefused
-from megatron_bamboo.membership.etcd_journal import EtcdJournal
+from megatron_bamboo.membership.etcd_journal import EtcdJournal, fact_key
+from megatron_bamboo.membership.etcd_office import Holder
+from megatron_bamboo.membership.etcd_reader import etcd_snapshot
 from megatron_bamboo.membership.leadership import Deposed, LeaderLives
 from megatron_bamboo.membership.store_place import EtcdPlace, place_of
 from megatron_bamboo.membership.stores import open_reader, snapshot_of
@@ -321,26 +323,6 @@ def test_whoever_watches_sees_one_moment(etcd: Cluster, tmp_path: Path) -> None:
             assert (leader.generation, leader.pid, leader.is_here) == (1, os.getpid(), True)
 
 
-def make_certificates(folder: Path) -> TlsFiles:
-    """An authority, and one certificate of it for members and clients."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        missing("etcd", "there is no openssl")
-    made = TlsFiles(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    key = ["-newkey", "rsa:2048", "-nodes", "-subj", "/CN=tests"]
-    commands = (
-        ["req", "-x509", *key, "-keyout", f"{folder}/ca.key", "-out", str(made.cacert)],
-        ["req", *key, "-keyout", str(made.key), "-out", f"{folder}/request"],
-        ["x509", "-req", "-in", f"{folder}/request", "-CA", str(made.cacert), "-CAkey",
-         f"{folder}/ca.key", "-CAcreateserial", "-extfile", f"{folder}/names", "-out",
-         str(made.cert)],
-    )  # fmt: skip
-    for command in commands:
-        subprocess.run([openssl, *command], check=True, capture_output=True)
-    return made
-
-
 def test_over_tls_both_sides_prove_themselves(tmp_path: Path) -> None:
     tls = make_certificates(tmp_path)
     job_dir = tmp_path / "job"
@@ -358,3 +340,30 @@ def test_over_tls_both_sides_prove_themselves(tmp_path: Path) -> None:
             stranger = EtcdPlace.parse(f"{member.url('tests/tls')}{left_out}", "")
             with contextlib.closing(EtcdClient(stranger)) as client, pytest.raises(EtcdAway):
                 client.try_once("kv/range", {"key": "AA=="}, 5.0)
+
+
+def test_who_watches_reads_each_fact_once(
+    members: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each look all that a long job has said would take minutes, for a line that is new."""
+    job, asked, ask = EtcdPlace.parse(members.url("tests/facts")), list[str](), EtcdClient.try_once
+    root, led = f"{job.name}/", Holder.this_process(1, 2).to_json()
+    facts = [etcd_client.put(fact_key(root, n), b"%d" % n) for n in range(1, 91)]
+
+    def counted(client: EtcdClient, path: str, *args: Any) -> dict[str, Any]:
+        reply = ask(client, path, *args)
+        asked.append(path)
+        return reply
+
+    with contextlib.closing(EtcdClient(job)) as client:
+        puts = etcd_client.transaction([], [etcd_client.put(f"{root}led", led), *facts])
+        client.insist("kv/txn", puts, time.monotonic() + SECONDS)
+    monkeypatch.setattr(etcd_client, "PAGE_KEYS", 10)
+    monkeypatch.setattr(EtcdClient, "try_once", counted)
+    with etcd_snapshot(job) as known:
+        assert known is not None
+        assert known.facts(0) == (90, tuple(range(1, 91)))
+        assert asked.count("kv/range") == 9
+        assert known.facts(88) == (90, (89, 90))
+        assert known.facts(90) == (90, ())
+        assert asked.count("kv/range") == 11

@@ -7,9 +7,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from story import LAST_STEP
 
@@ -17,6 +18,7 @@ from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.watching.endpoint import Endpoint
+from megatron_bamboo.watching.serving import MOST_CONNECTIONS
 
 ANSWER_SECONDS = 30.0
 
@@ -65,6 +67,27 @@ def test_strangers_that_stay_on_the_line_or_send_rubbish_hold_up_nobody(
             stranger.sendall(b"\x00\xff" * 500 + b"\r\n\r\n")
     assert "bamboo_steps_total" in asked(endpoint.url)
     for stranger in idle:
+        stranger.close()
+
+
+def test_those_who_ask_for_ever_are_so_many_at_most(endpoint: Endpoint) -> None:
+    """A byte now and then keeps a connection; the newest ones are answered all the same."""
+    asked(endpoint.url)
+    (process,) = (p for p in psutil.Process().children() if "serving" in " ".join(p.cmdline()))
+    dripping = []
+    for _ in range(MOST_CONNECTIONS + 40):
+        dripping.append(socket.create_connection(("127.0.0.1", port_of(endpoint))))
+        dripping[-1].sendall(b"GET /metr")
+    assert "bamboo_steps_total" in asked(endpoint.url)
+    until = time.monotonic() + ANSWER_SECONDS
+    while process.num_threads() > MOST_CONNECTIONS + 4 or process.num_fds() > 100:
+        assert time.monotonic() < until, (process.num_threads(), process.num_fds())
+        for stranger in dripping:
+            with suppress(OSError):
+                stranger.sendall(b"i")
+        time.sleep(0.5)
+    assert "bamboo_steps_total" in asked(endpoint.url)
+    for stranger in dripping:
         stranger.close()
 
 
