@@ -8,6 +8,7 @@ which also takes the node's log and events, so nobody else need know that they a
 import contextlib
 import os
 import signal
+import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,20 @@ class FarFolder:
             while copier.poll() is None:
                 time.sleep(ENDING_SECONDS)
 
+    def check_trust(self) -> None:
+        """UserError where etcd and this machine do not believe each other who they are.
+
+        Else one would wait in vain, until the deadline. That etcd is not there yet is no error.
+        """
+        with contextlib.closing(Bulletin(self._place)) as bulletin:
+            try:
+                bulletin.look()
+            except EtcdAway as error:
+                if isinstance(error.__cause__, ssl.SSLError):
+                    raise UserError(
+                        f"--join {self._place}: {error}: give the files of that etcd"
+                    ) from error
+
     def look(self) -> None:
         """Copy what etcd has now, if it answers."""
         with contextlib.closing(Bulletin(self._place)) as bulletin:
@@ -77,8 +92,8 @@ class FarFolder:
             time.sleep(LOOK_SECONDS)
 
     def _copy(self, bulletin: Bulletin) -> None:
-        # While etcd is away what was copied last holds.
-        with contextlib.suppress(EtcdAway):
+        # While etcd is away, or this machine's disk full, what was copied last holds.
+        with contextlib.suppress(OSError):
             address, outcome = bulletin.look()
             self._put(ADDRESS_FILE, address)
             self._put(OUTCOME_FILE, outcome)

@@ -111,6 +111,7 @@ def _join_from_afar(args: argparse.Namespace, machine: Machine) -> int:
         raise UserError(f"--join {args.join}: give the job's name too, as in its store.url")
     own = args.job_dir or Path("runs") / f"{place.name.rpartition('/')[2]}-{machine.name}"
     folder = FarFolder(place, own.absolute())
+    folder.check_trust()
     address = str(folder.path / ADDRESS_FILE)
     with folder.kept():
         door = Door(address, args.secret_file, args.deadline, f"coordinator in {place}")

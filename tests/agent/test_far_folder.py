@@ -1,18 +1,23 @@
 """Nodes that do not see the job's folder, with real processes and a real etcd."""
 
+import contextlib
 import json
 import signal
+import time
 from pathlib import Path
 
+import psutil
 import pytest
-from etcd_cluster import Cluster
+from etcd_cluster import Cluster, cluster, make_certificates
 from launching import WAIT_SECONDS, OpenJob
 
-from megatron_bamboo.agent.far_folder import FarFolder
+from megatron_bamboo.agent.far_folder import LOOK_SECONDS, FarFolder
 from megatron_bamboo.agent.job import JOB_FILE
 from megatron_bamboo.cli import main as bamboo
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.membership.address import ADDRESS_FILE
+from megatron_bamboo.membership import etcd_client
+from megatron_bamboo.membership.address import ADDRESS_FILE, ADDRESS_KEY, Address
+from megatron_bamboo.membership.etcd_client import EtcdClient
 from megatron_bamboo.membership.secret_file import SECRET_FILE
 from megatron_bamboo.membership.store_place import EtcdPlace
 
@@ -81,3 +86,64 @@ def test_the_jobs_own_folder_is_none_of_a_nodes_own(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is the job's own folder: give --join .*coordinator.json"):
         FarFolder(EtcdPlace.parse(f"{NOWHERE}/job"), tmp_path)
     assert (tmp_path / ADDRESS_FILE).exists()
+
+
+def said_in(path: Path) -> int:
+    """The generation that a folder's address names; 0 while there is none."""
+    return int(json.loads(path.read_text())["generation"]) if path.exists() else 0
+
+
+@pytest.mark.multiprocess
+def test_a_full_disk_is_no_end_of_what_is_copied(etcd: Cluster, tmp_path: Path) -> None:
+    """A node that missed where the next coordinator is would be lost with it."""
+    place = EtcdPlace.parse(etcd.url("tests/agent/full"))
+    folder = FarFolder(place, tmp_path)
+    copied = tmp_path / ADDRESS_FILE
+
+    def lead(generation: int) -> None:
+        value = b"{}\n" + Address("10.0.0.1", 4001, generation).to_json().encode()
+        put = etcd_client.put(f"{place.name}/keys/{ADDRESS_KEY}", value)
+        client.insist("kv/txn", etcd_client.transaction([], [put]), time.monotonic() + 10)
+
+    def until_copied(generation: int, seconds: float = WAIT_SECONDS) -> bool:
+        until = time.monotonic() + seconds
+        while said_in(copied) != generation and time.monotonic() < until:
+            time.sleep(0.05)
+        return said_in(copied) == generation
+
+    before = set(psutil.Process().children())
+    with contextlib.closing(EtcdClient(place)) as client, folder.kept():
+        (copier,) = set(psutil.Process().children()) - before
+        lead(1)
+        assert until_copied(1)
+        # What has no room for a byte more is written by nobody, as on a full disk.
+        unlimited = copier.rlimit(psutil.RLIMIT_FSIZE)
+        copier.rlimit(psutil.RLIMIT_FSIZE, (0, unlimited[1]))
+        lead(2)
+        assert not until_copied(2, 3 * LOOK_SECONDS)
+        copier.rlimit(psutil.RLIMIT_FSIZE, unlimited)
+        assert until_copied(2)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("stranger", ["etcd", "node"])
+def test_wrong_certificates_are_named_at_once(
+    stranger: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Those of another authority, of whichever side; and not after ten minutes."""
+    ours, theirs = (tmp_path / name for name in ("ours", "theirs"))
+    files = {}
+    for folder in (ours, theirs):
+        folder.mkdir()
+        files[folder] = make_certificates(folder)
+    cacert = files[theirs if stranger == "etcd" else ours].cacert
+    own = files[ours if stranger == "etcd" else theirs]
+    monkeypatch.chdir(tmp_path)
+    with cluster(1, files[ours]) as member:
+        url = f"{member.url('tests/job')}?cacert={cacert}&cert={own.cert}&key={own.key}"
+        assert bamboo(["agent", "--join", url, "--job-dir", "own"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "does not answer: " in line and line.endswith(": give the files of that etcd")
