@@ -71,6 +71,7 @@ class Supervisor:
         self._last_end = ""
         self._next_start = time.monotonic()
         self._watch = _BeatWatch()
+        self._away_since: float | None = None
 
     def run(self) -> Outcome:
         """Tell what the coordinators say until one has written the job's outcome."""
@@ -130,9 +131,17 @@ class Supervisor:
         news = self._reader.look()
         if news.is_away:
             self._watch.reset()
+        self._check_patience(news.is_away)
         self._teller.tell(news.facts)
         self._nodes.hear(news.facts)
         return news.leader
+
+    def _check_patience(self, is_away: bool) -> None:
+        """TimeoutError where the store is away for so long that no worker waits for it any more."""
+        now, seconds = self._now(), self._spec.deadlines.store_seconds
+        self._away_since = (self._away_since or now) if is_away else None
+        if self._away_since is not None and now - self._away_since > seconds:
+            raise TimeoutError(f"it did not answer for {seconds:g} s")
 
     def _care(self, leader: Leader | None) -> Outcome | None:
         """Start a coordinator if one is needed; the outcome of a job that cannot have one."""
