@@ -7,7 +7,7 @@ from pathlib import Path
 
 from megatron_bamboo.agent.preparing import check_seconds
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.membership.address import ADDRESS_FILE
+from megatron_bamboo.membership.address import ADDRESS_FILE, Signpost
 from megatron_bamboo.membership.secret_file import find_secret
 from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
 
@@ -52,9 +52,12 @@ def running_job(wanted: Path | None, option: str) -> Path:
 
 @contextlib.contextmanager
 def store_of(job_dir: Path, secret_file: Path | None) -> Iterator[StoreClient]:
-    """A running job's store, as its tools use it; UserError where it does not answer."""
+    """A running job's store, as its tools use it; UserError where it does not answer, or
+    nobody can know where it is."""
     tool = find_secret(job_dir, secret_file).tool()
-    client = StoreClient(str((job_dir / ADDRESS_FILE).absolute()), ANSWER_SECONDS, tool)
+    place = str((job_dir / ADDRESS_FILE).absolute())
+    Signpost(place).check()
+    client = StoreClient(place, ANSWER_SECONDS, tool)
     try:
         yield client
     except StoreTimeout as error:

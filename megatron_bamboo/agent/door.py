@@ -51,14 +51,20 @@ class Door:
         self._missed = missed or text
         self._signpost = Signpost(text)
         self._folder = Path(text).parent if os.path.isabs(text) else None
-        self._secret_file = secret_file
+        # Whoever is a node works elsewhere, and may come here again.
+        self._secret_file = None if secret_file is None else secret_file.absolute()
         self._seconds = deadline_seconds
         self._until = time.monotonic() + deadline_seconds
-        self._is_leaving = False
+        self.is_leaving = False
+        """Whether this machine is to be taken."""
+
+    def open_again(self) -> None:
+        """Give another life of this machine the time to come in."""
+        self._until = time.monotonic() + self._seconds
 
     def leave(self) -> None:
         """This machine is to be taken; called where signals are handled."""
-        self._is_leaving = True
+        self.is_leaving = True
 
     def find(self) -> Secret:
         """Wait for a coordinator; the job's secret, which is there when one is.
@@ -74,6 +80,7 @@ class Door:
                 f"{SECRET_VARIABLE}"
             )
         while self._signpost.find() is None:
+            self._signpost.check()
             self.wait(f"there is no {self._missed}: was its bamboo coordinator started?")
         return find_secret(self._folder or Path.cwd(), self._secret_file)
 
@@ -116,7 +123,7 @@ class Door:
 
     def check_is_needed(self) -> None:
         """NotNeeded if that is known by now."""
-        if self._is_leaving:
+        if self.is_leaving:
             raise NotNeeded("this machine is to be taken before it has joined")
         if self._folder is not None and (outcome := Outcome.read(self._folder)) is not None:
             raise NotNeeded(f"the job in {self._folder} is over, with status {outcome.status:d}")

@@ -4,6 +4,7 @@ The file is written by rename, so that it is whole whenever it is read, and only
 that one who was deposed never leads anyone astray.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -52,7 +53,6 @@ class Signpost:
 
     def __init__(self, text: str) -> None:
         self._path: Path | None = None
-        self._has_led = False
         self._known: Address | None = None
         if os.path.isabs(text):
             self._path = Path(text)
@@ -64,43 +64,44 @@ class Signpost:
     def find(self) -> Address | None:
         """Where the store is; None while nobody has said it.
 
-        While the file cannot be read for a passing reason it is where it was. Once it has led
-        anywhere every reason is: whoever writes it writes it again.
+        While the file cannot be read, or is not whole, it is where it was: whoever wrote it writes
+        it again.
+        """
+        if self._path is not None:
+            with contextlib.suppress(OSError, UserError):
+                self._known = _read(self._path)
+        return self._known
+
+    def check(self) -> None:
+        """Refuse what a user has given that says nothing of the kind.
 
         Raises:
             UserError: it is another file, or nobody lets this process read it.
         """
         if self._path is None:
-            return self._known
+            return
         try:
-            self._known = _parse(self._path)
-            self._has_led = True
-        except FileNotFoundError:
-            self._known = None
+            _read(self._path)
         except OSError as error:
-            if not self._has_led and error.errno not in _PASSING:
+            if error.errno not in _PASSING:
                 raise UserError(f"{self._path} cannot be read ({error.strerror})") from error
-        except UserError:
-            if not self._has_led:
-                raise
-        return self._known
 
     def leads_to(self, address: Address) -> bool:
         """Whether a newcomer finds this address here."""
-        try:
-            return Signpost(self._text).find() == address
-        except UserError:
-            return False
+        return Signpost(self._text).find() == address
 
     def __str__(self) -> str:
         return str(self.find() or self._text)
 
 
-def _parse(path: Path) -> Address:
+def _read(path: Path) -> Address | None:
+    """What a file says; None where there is none."""
     try:
         match json.loads(path.read_text()):
             case {"host": str(), "port": int()} as values:
                 return Address(**values)
+    except FileNotFoundError:
+        return None
     except (ValueError, TypeError):
         pass
     raise UserError(

@@ -125,23 +125,23 @@ def test_while_its_file_cannot_be_read_the_store_is_where_it_was(tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", ["", '{"host": "10.0.', "[1, 2]", '{"host": 7, "port": 1}'])
-def test_a_file_that_has_led_somewhere_is_followed_again_when_it_is_whole(
+def test_a_file_that_is_not_whole_is_waited_for_and_followed_when_it_is(
     tmp_path: Path, text: str
 ) -> None:
-    """What a file system leaves of it must end nobody who knows the way already."""
+    """What a file system leaves of it must end nobody who works in the job."""
     path = tmp_path / ADDRESS_FILE
     address, signpost = Address("10.0.0.1", 4001, 1, 77), Signpost(str(path))
+    signpost.check()
     path.write_text(text)
+    assert signpost.find() is None and not signpost.leads_to(address)
     with pytest.raises(UserError, match="does not say where a coordinator is"):
-        signpost.find()
+        signpost.check()
     address.write(path)
     assert signpost.find() == address and signpost.leads_to(address)
     path.write_text(text)
     assert signpost.find() == address and not signpost.leads_to(address)
     path.unlink()
     assert signpost.find() is None
-    path.write_text(text)
-    assert signpost.find() is None and not signpost.leads_to(address)
 
 
 def test_without_anybody_a_call_ends_at_its_deadline(tmp_path: Path) -> None:
