@@ -27,6 +27,7 @@ from megatron_bamboo.agent.process import (
     NodeHandle,
     WorkerHandle,
     fork,
+    hear_sigterm,
     spawn,
 )
 from megatron_bamboo.agent.watch import NodeWatch, WatchedWorker
@@ -36,6 +37,9 @@ from megatron_bamboo.membership.keys import NodeIdentity
 from megatron_bamboo.membership.signs import SignPage
 from megatron_bamboo.membership.workers import worker_name
 from megatron_bamboo.observe.events import EventLog
+
+STAYS_STATUS = 73
+"""Of an agent whose node has left the job, and whose machine may join it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +106,29 @@ def forked_worker(main: Callable[[], int]) -> StartWorker:
 
 def forked_node(start_worker: StartWorker) -> StartNode:
     """Nodes whose agent is forked from this process."""
-    return lambda settings: ForkedNode(fork(lambda: run_agent(settings, start_worker)))
+    return lambda settings: ForkedNode(
+        fork(lambda: run_agent(settings, start_worker), keeps_sigterm=True)
+    )
 
 
 def run_agent(settings: AgentSettings, start_worker: StartWorker) -> NoReturn:
     """Be the agent of a node until its job is over; takes the whole node along at the end.
 
-    It ends with status 0 where its node has left in good order or the job is over.
+    It ends with status 0 where its node has left in good order or the job is over, and with
+    ``STAYS_STATUS`` where its machine may join again. Who forks it keeps SIGTERM for it.
     """
     os.setsid()
     _redirect_output(settings.log)
     start_guard()
     notices = NoticeWatch(source_of(settings.notices, settings.node))
     # A machine that is to be taken is told so with this signal by Slurm, and by others.
-    signal.signal(signal.SIGTERM, lambda *_: notices.signalled("SIGTERM"))
+    hear_sigterm(lambda: notices.signalled("SIGTERM"))
     events = EventLog(settings.job_dir / "events", settings.node)
     try:
-        if _run_node(settings, start_worker, events, notices) is not NodeEnd.LOST:
+        end = _run_node(settings, start_worker, events, notices)
+        if end is not NodeEnd.LOST:
             # Its guard ends what is left.
-            os._exit(0)
+            os._exit(STAYS_STATUS if end is NodeEnd.STAYS else 0)
     # Shown in the node's log, before the signal below ends this process.
     except BaseException:
         traceback.print_exc()

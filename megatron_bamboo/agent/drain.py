@@ -15,7 +15,7 @@ from megatron_bamboo.agent.asking import (
     store_of,
 )
 from megatron_bamboo.errors import UserError
-from megatron_bamboo.membership.leaving import DRAINED, NOTICED, Notice
+from megatron_bamboo.membership.leaving import ASKED, DRAINED, NOTICED, STAYS, Notice
 from megatron_bamboo.membership.secret_file import add_secret_option
 from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.planner.plan import Plan
@@ -46,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
     with store_of(job_dir, args.secret_file) as client:
         _check(client, args.node)
         notice = Notice(CAUSE, is_over=args.stay)
-        client.set(f"{NOTICED}{args.node}", notice.to_json().encode())
+        client.delete(f"{STAYS}{args.node}")  # of another time
+        for prefix in (ASKED, NOTICED):
+            client.set(f"{prefix}{args.node}", notice.to_json().encode())
         if args.stay or args.wait == 0:
             print(f"the job knows that {args.node} {'stays' if args.stay else 'is to leave'}")
             return 0
@@ -78,6 +80,8 @@ def _await_end(client: StoreClient, node: str, seconds: float) -> str:
             return f"{node} has left"
         if (cause := client.get(f"lost/{node}")) is not None:
             raise UserError(f"{node} was lost before it could leave: {cause.decode()}")
+        if (why := client.get(f"{STAYS}{node}")) is not None:
+            raise UserError(f"{node} stays: {why.decode()}")
         time.sleep(LOOK_SECONDS)
     raise UserError(
         f"{node} has not left within {seconds:g} s; it will when it can: see the job's lines"

@@ -9,7 +9,15 @@ from megatron_bamboo.agent.ending import Standby
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.agent.replacer import Replacer
 from megatron_bamboo.agent.report import Reporter
-from megatron_bamboo.membership.leaving import DRAINED, GOING, NOTICED, RELEASED, REMARK, Notice
+from megatron_bamboo.membership.leaving import (
+    DRAINED,
+    GOING,
+    NOTICED,
+    RELEASED,
+    REMARK,
+    STAYS,
+    Notice,
+)
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.planner.draining import can_go
 from megatron_bamboo.planner.plan import Plan
@@ -74,6 +82,8 @@ class Drainer:
     def say_they_stay(self, plan: Plan, why: str) -> None:
         """Say why nobody can be let go any more."""
         for node in self._leaving(plan):
+            if self._table.get(f"{STAYS}{node}") != why.encode():
+                self._table.set(f"{STAYS}{node}", why.encode())
             self._reporter.once(f"stays/{node}/{why}", f"{node} stays: {why}")
 
     def let_go(self, before: Plan, after: Plan, step: int) -> None:
@@ -83,11 +93,13 @@ class Drainer:
 
     def dismiss(self, epoch: int, plan: Plan) -> None:
         """Let the live nodes of dissolved pipelines go, which took part in an epoch that is over;
-        their machines stay, so each can be a standby in its next life."""
+        their machines stay, so each can be a standby in its next life, but for those of which there
+        is other word."""
         cause = "its pipeline is dissolved" if plan.restored is None else "it has no place"
         for node in plan.dismissed:
-            notice = Notice(cause, is_over=True)
-            self._table.set(f"{NOTICED}{node}", notice.to_json().encode())
+            if not self._members.is_leaving(node):
+                notice = Notice(cause, is_over=True)
+                self._table.set(f"{NOTICED}{node}", notice.to_json().encode())
             self._table.set(f"{GOING}{node}", f"{epoch} 0".encode())
 
     def release(self, epoch: int, step: int) -> None:
@@ -116,6 +128,7 @@ class Drainer:
         """Say a notice when it has changed."""
         key, value = f"{TOLD}{node}", notice.to_json().encode()
         if self._table.get(key) != value:
+            self._replacer.noticed(node)
             with self._table.together():
                 self._table.set(key, value)
                 verb = "stays" if notice.is_over else "is to leave"

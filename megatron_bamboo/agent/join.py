@@ -1,8 +1,9 @@
 """``bamboo agent``: be one node of a job that ``bamboo coordinator`` leads, wherever that is.
 
 It learns from the coordinator what to run, and runs it. A machine that was lost joins again as
-another node (``membership/lives.py``). The node itself is a process group of its own, as in
-``bamboo run``; this process waits for its end, and passes on what it is told.
+another node (``membership/lives.py``), and one that has left and is not to be taken does so by
+itself. The node itself is a process group of its own, as in ``bamboo run``; this process waits for
+its end, and passes on what it is told.
 """
 
 import argparse
@@ -14,10 +15,16 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from megatron_bamboo.agent.admission import Machine, admit
-from megatron_bamboo.agent.agent import AgentSettings, run_agent, spawned_worker
+from megatron_bamboo.agent.agent import (
+    STAYS_STATUS,
+    AgentSettings,
+    run_agent,
+    spawned_worker,
+)
 from megatron_bamboo.agent.door import DEADLINE_SECONDS, Door, NotNeeded
 from megatron_bamboo.agent.far_folder import FarFolder
 from megatron_bamboo.agent.interfaces import check_interface
@@ -119,23 +126,32 @@ def _join_from_afar(args: argparse.Namespace, machine: Machine) -> int:
 
 
 def _enter(door: Door, machine: Machine, look: Callable[[], None] = lambda: None) -> int:
-    """Be a node.
+    """Be a node, and another one where it has left the job and its machine stays.
 
     Args:
         look: called once its part in the job has ended, before it is said how.
     """
     with handling(signal.SIGTERM, lambda *_: door.leave()):
         try:
-            settings, invitation = _join(door, machine)
-            door.check_is_needed()
+            settings, status = _live(door, machine)
+            while status == STAYS_STATUS:
+                door.open_again()
+                # What is started then is what lies on this machine then.
+                settings, status = _live(door, replace(machine, code=code_marks()))
         except NotNeeded as reason:
             print(f"bamboo agent: {reason}")
             return Status.FINISHED
         except KeyboardInterrupt:
             return Status.INTERRUPTED
-        status = _be(settings, invitation)
-    look()
-    return _say_end(settings, status)
+        look()
+        return _say_end(settings, status)
+
+
+def _live(door: Door, machine: Machine) -> tuple[AgentSettings, int]:
+    """Be one node from its joining to its end; what it was, and its status."""
+    settings, invitation = _join(door, machine)
+    door.check_is_needed()
+    return settings, _be(settings, invitation, door)
 
 
 def _join(door: Door, machine: Machine) -> tuple[AgentSettings, Invitation]:
@@ -165,16 +181,28 @@ def _say(text: str) -> None:
     print(f"bamboo agent: {text}", flush=True)
 
 
-def _be(settings: AgentSettings, invitation: Invitation) -> int:
-    """Run the node, and wait for its end; its status."""
+def _be(settings: AgentSettings, invitation: Invitation, door: Door) -> int:
+    """Run the node, and wait for its end; its status.
+
+    Args:
+        door: has heard, until the node does so itself, whether this machine is to be taken.
+    """
     os.chdir(invitation.directory)
     _say(f"joins as {settings.node}; its log is {settings.log}")
     start_worker = spawned_worker(python(invitation.command))
     with adopted_orphans():
         with blocked_interrupts():
-            node = ForkedNode(fork(lambda: run_agent(settings, start_worker)))
+            run = partial(run_agent, settings, start_worker)
+            node = ForkedNode(fork(run, keeps_sigterm=True))
+
+        def pass_on(*_: object) -> None:
+            door.leave()
+            os.kill(node.pid, signal.SIGTERM)
+
         try:
-            with handling(signal.SIGTERM, lambda *_: os.kill(node.pid, signal.SIGTERM)):
+            with handling(signal.SIGTERM, pass_on):
+                if door.is_leaving:
+                    os.kill(node.pid, signal.SIGTERM)
                 status = node.await_end()
         except KeyboardInterrupt:
             status = Status.INTERRUPTED

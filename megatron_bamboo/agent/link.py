@@ -50,6 +50,8 @@ class NodeEnd(Enum):
     LOST = "lost"
     LEFT = "left"
     """In good order: others hold all that it held."""
+    STAYS = "stays"
+    """The same, and its machine is free to be another node."""
     OVER = "over"
     """The whole job has ended."""
 
@@ -147,10 +149,12 @@ class CoordinatorLink:
         return newest is not None and (newest.host, newest.port) != (known.host, known.port)
 
     def report(self, fact: Mapping[str, Any]) -> None:
-        """Say something that every coordinator must know; of notices only the newest."""
+        """Say something that every coordinator must know; of notices only the newest, and nothing
+        that is said again and again more than once."""
         if fact["op"] == "notice":
             self._facts = [known for known in self._facts if known["op"] != "notice"]
-        self._facts.append(fact)
+        if fact not in self._facts:
+            self._facts.append(fact)
         if self._is_welcome:
             self._send(fact)
 
@@ -185,8 +189,8 @@ class CoordinatorLink:
             case {"op": "stop"}:
                 self.end = NodeEnd.OVER
                 return True
-            case {"op": "leave"}:
-                self.end = NodeEnd.LEFT
+            case {"op": "leave", "stays": bool(stays)}:
+                self.end = NodeEnd.STAYS if stays else NodeEnd.LEFT
                 return True
         return False
 

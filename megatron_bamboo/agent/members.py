@@ -15,7 +15,15 @@ from typing import Any
 from megatron_bamboo.agent.job import LEASE_SECONDS
 from megatron_bamboo.agent.leases import Leases
 from megatron_bamboo.agent.long_waits import LongWaits
-from megatron_bamboo.membership.leaving import DRAINED, NOTICED, RELEASED, REMARK, Notice
+from megatron_bamboo.membership.leaving import (
+    ASKED,
+    DRAINED,
+    HEARD,
+    NOTICED,
+    RELEASED,
+    REMARK,
+    Notice,
+)
 from megatron_bamboo.membership.lives import last_life
 from megatron_bamboo.membership.raised import Raised
 from megatron_bamboo.membership.store_server import AgentLink
@@ -26,8 +34,15 @@ from megatron_bamboo.observe.events import Emitter
 
 FINISH = {"op": "finish"}
 """What an agent is told whose workers are to end after their step."""
-LEAVE = {"op": "leave"}
-"""What an agent is told whose node has left the job in good order."""
+
+
+def leave(stays: bool) -> dict[str, Any]:
+    """What an agent is told whose node has left the job in good order.
+
+    Args:
+        stays: its machine is not to be taken, so that it may join again.
+    """
+    return {"op": "leave", "stays": stays}
 
 
 class Members:
@@ -184,7 +199,7 @@ class Members:
         node, known = link.node, self._agents.get(link.node)
         agent = {"pid": link.pid, "incarnation": link.incarnation}
         if node in self.drained:
-            link.send(LEAVE)
+            link.send(leave(self._last_word(node).is_over))
             raise ValueError(f"{node} has left the job")
         if (refusal := self._refusal(node, agent)) is not None:
             link.send({"op": "stop", "cause": refusal})
@@ -227,8 +242,8 @@ class Members:
                 self.waits.hear(link.node, [Wait.from_fields(wait) for wait in waits])
                 if (answer := self._leases.renew(link.node, word)) is not None:
                     link.send({"op": "heard", "word": answer})
-            case {"op": "notice", "notice": str(text)}:
-                self._noticed(link.node, Notice.from_json(text))
+            case {"op": "notice", "notice": str(text), "number": int(number)}:
+                self._noticed(link.node, Notice.from_json(text), number)
             case {"op": "remark", "text": str(text)}:
                 self._table.set(f"{REMARK}{link.node}", text.encode())
             case {"op": "exited", "worker": str(worker), "status": int(status)}:
@@ -240,13 +255,19 @@ class Members:
             del self._links[link.node]
             self._ended(link.node, "its connection closed")
 
-    def _noticed(self, node: str, notice: Notice) -> None:
-        """An agent says all that it has said at every connection again."""
-        value = notice.to_json().encode()
-        if self._table.get(f"{NOTICED}{node}") != value:
-            with self._table.together():
-                self._table.set(f"{NOTICED}{node}", value)
-                self._events.emit("notice", node=node, **asdict(notice))
+    def _noticed(self, node: str, notice: Notice, number: int) -> None:
+        """An agent says its newest notice at every connection again; then it is no news."""
+        if self._table.get(f"{HEARD}{node}") == str(number).encode():
+            return
+        asked = self._table.get(f"{ASKED}{node}")
+        wish = None if asked is None else Notice.from_json(asked)
+        stands = notice
+        if notice.is_over and wish is not None and not wish.is_over:
+            stands = wish
+        with self._table.together():
+            self._table.set(f"{HEARD}{node}", str(number).encode())
+            self._table.set(f"{NOTICED}{node}", stands.to_json().encode())
+            self._events.emit("notice", node=node, **asdict(notice))
 
     def _worker_started(self, node: str, worker: str, pid: int) -> None:
         if self._table.get(f"started/{worker}") is None:
@@ -288,8 +309,7 @@ class Members:
 
     def _drained(self, node: str) -> None:
         """A node that was released has ended, however."""
-        value = self._table.get(f"{NOTICED}{node}")
-        notice = Notice("nobody wants it") if value is None else Notice.from_json(value)
+        notice = self._last_word(node)
         with self._table.together():
             self._table.set(f"{DRAINED}{node}", notice.cause.encode())
             self._events.emit("drained", node=node, cause=notice.cause, stays=notice.is_over)
@@ -297,8 +317,13 @@ class Members:
         self.waits.forget(node)
         self.drained[node] = notice.cause
         if (link := self._links.get(node)) is not None:
-            link.send(LEAVE)
+            link.send(leave(notice.is_over))
         self.news.set()
+
+    def _last_word(self, node: str) -> Notice:
+        """Why a node has left, or that it need not have."""
+        value = self._table.get(f"{NOTICED}{node}")
+        return Notice("nobody wants it") if value is None else Notice.from_json(value)
 
     def _ended(self, node: str, cause: str) -> None:
         known = (*self.finished, *self.lost, *self.drained)

@@ -42,6 +42,10 @@ class Replacer:
         self._now = now
         self._since: dict[str, float] = {}  # another coordinator gives them their time anew
 
+    def noticed(self, node: str) -> None:
+        """A node's time counts from its newest word on: what an earlier one gave it is over."""
+        self._since[node] = self._now()
+
     def look(self, plan: Plan, leaving: Mapping[str, Notice]) -> Replacements:
         """Who is ready, and who waits; free standbys are called.
 

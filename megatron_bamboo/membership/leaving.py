@@ -1,7 +1,9 @@
 """What the store says of nodes that are to leave, from the notice to their end.
 
-A node that is to leave is noticed; when others have taken over all that it held it is going; when
-nobody needs anything of it any more it is released, and when it has ended it is drained.
+A node that is to leave is noticed, by its agent or by the job's user: the newest word counts, but
+an agent's word that has proved false takes back no wish of the user's. When others have taken over
+all that the node held it is going; when nobody needs anything of it any more it is released, and
+when it has ended it is drained.
 """
 
 import json
@@ -9,7 +11,13 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 NOTICED = "noticed/"
+HEARD = "heard/"
+"""By node the number of its agent's newest notice, which is said again at every connection."""
+ASKED = "asked/"
+"""By node what its job's user wants of it: that it leaves, or stays after all."""
 GOING = "going/"
+STAYS = "stays/"
+"""By node why it cannot leave, however long one waits for it."""
 RELEASED = "released/"
 DRAINED = "drained/"
 REMARK = "remark/"

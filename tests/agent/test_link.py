@@ -110,6 +110,19 @@ def test_all_that_was_reported_is_said_to_the_next_one_too(
     assert first.links[0].incarnation == second.links[0].incarnation == INCARNATION
 
 
+def test_what_is_reported_again_and_again_is_said_to_the_next_one_once(
+    lead: Lead, link: CoordinatorLink
+) -> None:
+    """A cloud's server that comes and goes for weeks must fill no memory."""
+    away = {"op": "remark", "text": "no notices from aws for a while"}
+    notices = [{"op": "notice", "notice": text} for text in ("taken", "over", "taken")]
+    for fact in (STARTED, away, away, *notices, away):
+        link.report(fact)
+    first = lead()
+    assert link.await_welcome()
+    assert not tend(link, lambda: first.told == [STARTED, away, notices[-1]])
+
+
 def test_a_coordinator_that_says_late_where_it_listens_is_not_left_for_itself(
     lead: Lead, link: CoordinatorLink, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from megatron_bamboo.agent.leases import FIRST_WORD
 from megatron_bamboo.agent.members import Members
-from megatron_bamboo.membership.leaving import Notice
+from megatron_bamboo.membership.leaving import ASKED, NOTICED, Notice
 from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import EventLog
@@ -119,7 +119,7 @@ def test_a_lost_node_that_is_started_again_waits_as_a_standby(node: Node) -> Non
 
 
 def test_a_node_that_was_released_leaves_when_its_last_worker_has_ended(node: Node) -> None:
-    node.members.heard(node.link, {"op": "notice", "notice": Notice("taken", 30.0).to_json()})
+    noticed(node, 1)
     assert node.members.is_leaving("node0")
     node.members.release("node0")
     for worker in WORKERS:
@@ -135,21 +135,58 @@ def test_a_node_that_was_released_leaves_when_its_last_worker_has_ended(node: No
 
 
 def test_a_node_that_is_only_noticed_is_lost_like_any_other(node: Node) -> None:
-    node.members.heard(node.link, {"op": "notice", "notice": Notice("taken").to_json()})
+    noticed(node, 1)
     node.exited("node0:0")
     assert node.members.drained == {}
     assert node.members.lost.keys() == {"node0"}
 
 
+def noticed(node: Node, number: int, is_over: bool = False) -> None:
+    text = Notice("taken", is_over=is_over).to_json()
+    node.members.heard(node.link, {"op": "notice", "notice": text, "number": number})
+
+
 def test_a_notice_that_is_over_is_none(node: Node) -> None:
     for is_over in (False, True):
-        notice = Notice("taken", is_over=is_over)
-        node.members.heard(node.link, {"op": "notice", "notice": notice.to_json()})
+        noticed(node, 1 + is_over, is_over)
         assert node.members.is_leaving("node0") != is_over
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"cause": 1, "seconds": 2}', '{"cause": "a"}'])
 def test_what_is_no_notice_is_refused(node: Node, text: str) -> None:
     with pytest.raises(ValueError):
-        node.members.heard(node.link, {"op": "notice", "notice": text})
+        node.members.heard(node.link, {"op": "notice", "notice": text, "number": 1})
     assert not node.members.is_leaving("node0")
+
+
+def asked(node: Node, is_over: bool = False) -> None:
+    """As ``bamboo drain`` does."""
+    for prefix in (ASKED, NOTICED):
+        node.table.set(f"{prefix}node0", Notice("bamboo drain", is_over=is_over).to_json().encode())
+
+
+@pytest.mark.parametrize("is_asked_first", [True, False])
+def test_a_notice_that_proves_false_takes_back_no_users_wish(
+    node: Node, is_asked_first: bool
+) -> None:
+    steps = [lambda: asked(node), lambda: noticed(node, 1)]
+    for step in steps if is_asked_first else reversed(steps):
+        step()
+    noticed(node, 2, is_over=True)
+    assert node.members.is_leaving("node0")
+    asked(node, is_over=True)
+    assert not node.members.is_leaving("node0")
+
+
+def test_a_notice_that_is_said_again_at_a_new_connection_changes_nothing(node: Node) -> None:
+    """Else what the user has wished since would be gone whenever a coordinator is followed."""
+    noticed(node, 1)
+    asked(node, is_over=True)
+    noticed(node, 1)
+    assert not node.members.is_leaving("node0")
+    noticed(node, 2)
+    assert node.members.is_leaving("node0")
+    noticed(node, 3, is_over=True)
+    asked(node)
+    noticed(node, 3, is_over=True)
+    assert node.members.is_leaving("node0")

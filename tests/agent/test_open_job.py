@@ -90,6 +90,42 @@ def test_a_node_that_is_to_leave_before_the_job_begins_makes_place_for_another(
     assert_nothing_runs(job)
 
 
+def test_a_node_that_is_to_leave_while_it_begins_leaves(open_job: OpenJob) -> None:
+    """Told once, in the moment in which its starting process has just made another one."""
+    job = open_job.start(3, *LONG).add("a", "b", "c")
+    job.wait_for_step(1)
+    for node in ("spare1", "spare2"):
+        job.add(node)
+        while "joins as" not in job.said(node):
+            assert job.nodes[node].poll() is None, job.said(node, "err")
+        job.nodes[node].send_signal(signal.SIGTERM)
+    for node in ("spare1", "spare2"):
+        assert job.end_of(node) == 0, job.said(node, "err")
+        assert job.said(node).endswith(f"{node}: left the job\n")
+    assert job.events("loss") == []
+
+
+def test_a_machine_that_is_not_taken_after_all_joins_again(
+    open_job: OpenJob, tmp_path: Path
+) -> None:
+    """The notice proves false when others have taken over what the node held."""
+    notices = ("--notices", f"file:{tmp_path}/{{node}}.notice")
+    job = open_job.start(3, *LEASE[:2], "--pause", "0.5", "--iters", "100000", options=notices)
+    job.add("a", "b", "c")
+    job.wait_for_step(1)
+    (tmp_path / "b.notice").touch()
+    job.until(lambda: job.events("changed"))
+    (tmp_path / "b.notice").unlink()
+    job.until(lambda: "b.2" in job.agents())
+    (drained,) = job.events("drained")
+    assert (drained["node"], drained["stays"]) == ("b", True)
+    assert job.nodes["b"].poll() is None and "joins as b.2" in job.said("b")
+    job.nodes["b"].send_signal(signal.SIGTERM)
+    assert job.end_of("b") == 0
+    assert job.said("b").endswith("b.2: left the job\n")
+    assert job.events("loss") == []
+
+
 def handles(pid: int, number: signal.Signals) -> bool:
     """Whether a process has a handler for a signal."""
     status = Path(f"/proc/{pid}/status").read_text()
@@ -134,6 +170,19 @@ def test_a_coordinator_that_is_started_again_goes_on_with_the_job(open_job: Open
     assert sorted(joined) == ["a", "b", "c"]
 
 
+def test_a_half_written_address_ends_nobody_and_is_written_again(open_job: OpenJob) -> None:
+    job = open_job.start(3, *LONG).add("a", "b", "c")
+    job.wait_for_step(2)
+    path = job.job_dir / ADDRESS_FILE
+    said = path.read_text()
+    path.write_text(said[:20])
+    job.until(lambda: path.read_text() == said)
+    job.wait_for_step(job.iterations()[-1] + 5)
+    assert job.events("loss") == [] and "coordinator 2" not in job.out
+    job.process.send_signal(signal.SIGINT)
+    assert job.process.wait(WAIT_SECONDS) == 130
+
+
 def test_a_second_coordinator_and_one_with_other_options_are_refused(open_job: OpenJob) -> None:
     job = open_job.start(3, *LONG)
     job.until((job.job_dir / ADDRESS_FILE).exists)
@@ -168,6 +217,17 @@ def test_at_the_end_of_its_time_a_job_saves_and_the_next_one_goes_on(
     job.start(3, *LEASE, "--iters", str(last + 3), *script).add("a", "b", "c")
     assert job.process.wait(WAIT_SECONDS) == 0, job.err
     assert job.iterations() == list(range(1, last + 4))
+
+
+def test_a_node_that_can_never_leave_is_not_waited_for(open_job: OpenJob) -> None:
+    job = open_job.start(3, *LONG, "--redundancy", "none").add("a", "b", "c")
+    job.wait_for_step(1)
+    command = [sys.executable, "-m", "megatron_bamboo", "drain", "b", "--job-dir", str(job.job_dir)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS)
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "bamboo drain: b stays: with --bamboo-redundancy none no stage can move\n"
+    )
 
 
 def stopped(job: Launch, *options: str) -> str:

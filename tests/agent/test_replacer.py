@@ -1,14 +1,18 @@
 """Standbys are called for the places of nodes that are to leave, and waited for in time."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megatron_bamboo.agent.calls import Calls
+from megatron_bamboo.agent.drainer import Drainer
+from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.agent.replacer import UNKNOWN_SECONDS, Replacements, Replacer
-from megatron_bamboo.membership.leaving import Notice
+from megatron_bamboo.agent.report import Reporter
+from megatron_bamboo.membership.leaving import NOTICED, Notice
 from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import EventLog
@@ -49,6 +53,10 @@ class Job:
         self.replacer = Replacer(
             self.members, Calls(self.members, self.table), lambda: self.seconds
         )
+
+    def drainer(self) -> Drainer:
+        shape = JobShape(equal_pipelines(4, 1, 4), "lazy", 10, 16)
+        return Drainer(self.members, self.replacer, self.table, Reporter(self.table, shape))
 
     def look(self, seconds: float | None = 60.0) -> Replacements:
         return self.replacer.look(PLAN, {"node1": Notice("taken", seconds)})
@@ -98,3 +106,30 @@ def test_a_standby_that_is_to_leave_itself_is_not_called(tmp_path: Path) -> None
     job = Job(tmp_path, 1)
     job.table.set("noticed/node4", Notice("taken").to_json().encode())
     assert (job.look(), job.called()) == (NOBODY, set())
+
+
+def test_each_notice_gives_a_node_its_time_anew(tmp_path: Path) -> None:
+    """One that proved false an hour ago has taken nothing of it."""
+    job = Job(tmp_path, 1)
+    drainer = job.drainer()
+    for job.seconds, is_over in ((0.0, False), (20.0, True), (3600.0, False)):
+        word = Notice("taken", 60.0, is_over)
+        job.table.set(f"{NOTICED}node1", word.to_json().encode())
+        drainer.look(PLAN)
+        assert drainer.due(PLAN) == ((), ())
+    job.seconds += 31.0
+    drainer.look(PLAN)
+    assert drainer.due(PLAN) == (("node1",), ())
+
+
+def test_a_machine_that_is_to_be_taken_is_so_also_when_its_pipeline_is_dissolved(
+    tmp_path: Path,
+) -> None:
+    """Else it would come back as a standby, and be lost as one."""
+    job = Job(tmp_path, 0)
+    job.table.set(f"{NOTICED}node1", Notice("taken").to_json().encode())
+    job.drainer().dismiss(0, replace(PLAN, dismissed=("node1", "node2")))
+    assert (job.members.is_leaving("node1"), job.members.is_leaving("node2")) == (True, False)
+    for node in ("node1", "node2"):
+        job.members.dismiss(node)
+    assert job.members.drained == {"node1": "taken", "node2": "its pipeline is dissolved"}
