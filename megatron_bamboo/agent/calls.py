@@ -12,6 +12,7 @@ from time import monotonic
 
 from megatron_bamboo.agent.members import Members
 from megatron_bamboo.membership.assignment import called_key
+from megatron_bamboo.membership.leaving import GOING
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.planner.healing import Vacancy, stages_to_hold
 from megatron_bamboo.planner.plan import PipelinePlan, Plan
@@ -97,5 +98,8 @@ class Calls:
         return tuple(
             node
             for node in members.waiting_standbys()
-            if node not in plan.nodes and not members.is_leaving(node)
+            if node not in plan.nodes
+            and not members.is_leaving(node)
+            # Who has handed over ends as what it is, whatever is said of it since.
+            and self._table.get(f"{GOING}{node}") is None
         )

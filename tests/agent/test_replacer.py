@@ -133,3 +133,13 @@ def test_a_machine_that_is_to_be_taken_is_so_also_when_its_pipeline_is_dissolved
     for node in ("node1", "node2"):
         job.members.dismiss(node)
     assert job.members.drained == {"node1": "taken", "node2": "its pipeline is dissolved"}
+
+
+def test_a_node_that_has_handed_over_is_no_standby_though_its_notice_proves_false(
+    tmp_path: Path,
+) -> None:
+    """A plan that named it would wait for a node that leaves."""
+    job = Job(tmp_path, 1)
+    job.table.set("noticed/node4", Notice("taken", is_over=True).to_json().encode())
+    job.table.set("going/node4", b"3 7")
+    assert (job.look(), job.called()) == (NOBODY, set())
