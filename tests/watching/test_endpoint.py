@@ -108,9 +108,11 @@ def test_it_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
-        url = launcher.stdout.readline().strip()
-        assert "bamboo_steps_total" in asked(url)
-        launcher.kill()
+        try:
+            url = launcher.stdout.readline().strip()
+            assert "bamboo_steps_total" in asked(url)
+        finally:
+            launcher.kill()
     until = time.monotonic() + ANSWER_SECONDS
     # It may be in the middle of an answer.
     with pytest.raises(OSError):
