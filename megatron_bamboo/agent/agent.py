@@ -37,6 +37,7 @@ from megatron_bamboo.membership.keys import NodeIdentity
 from megatron_bamboo.membership.signs import SignPage
 from megatron_bamboo.membership.workers import worker_name
 from megatron_bamboo.observe.events import EventLog
+from megatron_bamboo.rehearsal.networks import join_hub
 
 STAYS_STATUS = 73
 """Of an agent whose node has left the job, and whose machine may join it again."""
@@ -57,9 +58,12 @@ class AgentSettings:
     """How long to look for a coordinator that answers."""
     notices: str = NO_SOURCE
     """Who says that its machine is to be taken (``cloud/watch.py``)."""
+    network: int | None = None
+    """The number of the network of its own that it makes at its start, joined to that of who has
+    started it; None for none."""
 
     @classmethod
-    def of(cls, spec: JobSpec, identity: NodeIdentity) -> Self:
+    def of(cls, spec: JobSpec, identity: NodeIdentity, network: int | None = None) -> Self:
         """For a node of this job."""
         size, store = spec.shape.tensor_size, str((spec.job_dir / ADDRESS_FILE).absolute())
         workers = {
@@ -67,7 +71,7 @@ class AgentSettings:
             for t in range(size)
         }
         lease, patience = spec.shape.lease_seconds, spec.deadlines.store_seconds
-        return cls(identity, store, spec.job_dir, workers, lease, patience, spec.notices)
+        return cls(identity, store, spec.job_dir, workers, lease, patience, spec.notices, network)
 
     @property
     def node(self) -> str:
@@ -119,6 +123,8 @@ def run_agent(settings: AgentSettings, start_worker: StartWorker) -> NoReturn:
     """
     os.setsid()
     _redirect_output(settings.log)
+    if settings.network is not None:
+        join_hub(settings.network, os.getppid())
     start_guard()
     notices = NoticeWatch(source_of(settings.notices, settings.node))
     # A machine that is to be taken is told so with this signal by Slurm, and by others.

@@ -15,7 +15,7 @@ from megatron_bamboo.planner.arrangement import Arrangement
 from megatron_bamboo.planner.rearranging import Rearranging
 from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.recovery.names import PolicyName
-from megatron_bamboo.rehearsal.fault import EvaluationMoment, Fault, Nth
+from megatron_bamboo.rehearsal.fault import EvaluationMoment, Fault, How, Nth
 from megatron_bamboo.schedule.actions import TAIL_OPS, UNIT_OPS
 from megatron_bamboo.schedule.costs import EQUAL_COSTS, Costs
 from megatron_bamboo.schedule.redundancy import Redundancy
@@ -211,6 +211,11 @@ def parse_injections(
     return tuple(map(Injection.parse, nodes)), tuple(map(WriteFault.parse, ours))
 
 
+def first_cut(injections: Sequence[Injection]) -> Injection | None:
+    """The first fault that cuts a node off from the others, if there is one."""
+    return next((one for one in injections if one.fault.how is How.CUT), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Deadlines:
     """How long the coordinator waits, in seconds."""
@@ -265,6 +270,11 @@ class JobSpec:
     def num_nodes(self) -> int:
         """So many run stages."""
         return self.shape.arrangement.num_nodes
+
+    @property
+    def has_networks(self) -> bool:
+        """Whether each node has a network of its own, so that it can be cut off."""
+        return first_cut(self.injections) is not None
 
 
 def check_victims(

@@ -21,6 +21,7 @@ from megatron_bamboo.agent.job import (
     WriteFault,
     check_reachable,
     check_victims,
+    first_cut,
     parse_injections,
 )
 from megatron_bamboo.agent.job_folder import check_is_new, held
@@ -55,6 +56,7 @@ from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.secret_file import check_secret
 from megatron_bamboo.membership.stores import begin_store
 from megatron_bamboo.rehearsal.fault import LOSSES
+from megatron_bamboo.rehearsal.networks import why_not
 from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.watching.endpoint import Endpoint
 
@@ -89,9 +91,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="kill a node just before an action, like node5@iter7:2.0B3, its 12th of the iteration "
         "(node5@iter7:#12) or a moment of a save (node0@iter10:SAVE_RENAME); node5@change:1COMMIT: "
         "in the first iteration in which state moves to new holders; with another word at "
-        f"the end ({', '.join(LOSSES[1:])}) something else happens: node5@iter7:#12:raise; with "
-        "flip:UNIT/KIND a bit of its state flips: node5@iter7:1REDUCE:flip:layer1/exp_avg, or of a "
-        "replica that it holds: node5@iter7:1VERIFY:flip:replica/exp_avg; or kill "
+        f"the end ({', '.join(LOSSES[1:])}) something else happens: node5@iter7:#12:raise (cut, "
+        "as root: its network is cut, and no connection closes); with flip:UNIT/KIND a bit of its "
+        "state flips: node5@iter7:1REDUCE:flip:layer1/exp_avg, or of a replica that it holds: "
+        "node5@iter7:1VERIFY:flip:replica/exp_avg; or kill "
         "a coordinator just before or after it writes a key of its store: "
         "coordinator@before:plan/1; may be given again",
     )
@@ -171,7 +174,19 @@ def _checked_injections(
         )
     injections, faults = parse_injections(args.inject)
     check_victims(injections, nodes, args.respawn is not None)
+    if (cut := first_cut(injections)) is not None:
+        _check_cut(cut, args.store)
     return injections, faults
+
+
+def _check_cut(cut: Injection, store: str | None) -> None:
+    if store is not None:
+        raise UserError(
+            f"--inject {cut}: each node then has a network of its own, from which --store {store} "
+            "cannot be reached: leave out one of them"
+        )
+    if (reason := why_not()) is not None:
+        raise UserError(f"--inject {cut}: {reason}")
 
 
 def _check_faults(spec: JobSpec) -> None:

@@ -7,7 +7,9 @@ imported torch once. ``bamboo run`` is this with a command line (``agent/run.py`
 
 import contextlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count, repeat
 from pathlib import Path
 
 from megatron_bamboo.agent.agent import AgentSettings, StartNode
@@ -29,6 +31,7 @@ from megatron_bamboo.membership.secret_file import find_or_make_secret
 from megatron_bamboo.membership.stores import post_end
 from megatron_bamboo.membership.workers import node_of
 from megatron_bamboo.observe.events import read_events
+from megatron_bamboo.rehearsal.networks import HUB_ADDRESS, LINK, hub
 
 
 def run_job(
@@ -65,11 +68,13 @@ def run_job(
         return outcome
     secret = find_or_make_secret(spec.job_dir, spec.secret_file)
     (spec.job_dir / "logs").mkdir(exist_ok=True)
+    if spec.has_networks:
+        spec = replace(spec, host=HUB_ADDRESS, interface=LINK)
     teller = Teller(spec.job_dir, say, advance)
     nodes = _nodes(spec, secret, start_node, differs, say)
     supervisor = Supervisor(spec, secret, teller, nodes, must_end)
     outcome = Outcome(Status.FAILED, "its launcher failed")
-    with adopted_orphans():
+    with adopted_orphans(), hub() if spec.has_networks else contextlib.nullcontext():
         try:
             for node in (*spec.nodes, *spec.standbys):
                 nodes.start(node)
@@ -105,9 +110,11 @@ def _nodes(
     if start_node is None:
         return NodesElsewhere()
     starts = start_node
+    networks: Iterator[int | None] = count(1) if spec.has_networks else repeat(None)
 
     def start(node: str) -> NodeHandle:
-        return starts(AgentSettings.of(spec, secret.node(node, secrets.token_hex(8))))
+        identity = secret.node(node, secrets.token_hex(8))
+        return starts(AgentSettings.of(spec, identity, next(networks)))
 
     return LocalNodes(start, spec.respawn_seconds, spec.max_failures, differs=differs, say=say)
 

@@ -13,6 +13,7 @@ from megatron_bamboo.execution.errors import TrainingError
 from megatron_bamboo.model.stage import Stage
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.rehearsal.fault import REPLICA, EvaluationMoment, Fault, How, Nth
+from megatron_bamboo.rehearsal.networks import cut_off
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, Action
 
 BeWithin = Callable[[Action, int], AbstractContextManager[None]]
@@ -152,6 +153,8 @@ def strike(how: How) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         case How.STOP_AGENT:
             os.kill(os.getpgrp(), signal.SIGSTOP)
+        case How.CUT:
+            cut_off()
         case How.RAISE:
             raise InjectedError("a fault on purpose")
         case How.EXIT:

@@ -1,8 +1,8 @@
 """What is done to a running job, and seen of it, from outside of it.
 
-Nodes that were stopped are woken when the job has long gone on, for they must see that they are
-lost; the coordinator is stopped, and woken too; and the plans that the store holds at each look are
-noted.
+Nodes that were stopped are woken when the job has long gone on, and those that were cut off have
+their network again, for they must see that they are lost; the coordinator is stopped, and woken
+too; and the plans that the store holds at each look are noted.
 """
 
 import contextlib
@@ -20,11 +20,12 @@ from megatron_bamboo.membership.journal import JOURNAL_FILE
 from megatron_bamboo.observe.events import EventLog
 from megatron_bamboo.planner.plan import plan_digest
 from megatron_bamboo.rehearsal.fault import How
+from megatron_bamboo.rehearsal.networks import mend
 from megatron_bamboo.rehearsal.record import new_events
 
 SOURCE = "bystander"
 SLEEP_LEASES = 2.0
-"""What was stopped is woken after so many leases, and some seconds."""
+"""What was stopped or cut off is woken or mended after so many leases, and some seconds."""
 SLEEP_SECONDS = 3.0
 _STOPPED_WHOLE = (How.STOP, How.STOP_AGENT)
 
@@ -54,11 +55,14 @@ class Bystander:
             if event["how"] in _STOPPED_WHOLE:
                 wake = partial(os.killpg, int(event["group"]), signal.SIGCONT)
                 self._wake_later(event["time"], wake)
+            if event["how"] == How.CUT:
+                self._wake_later(event["time"], partial(mend, int(event["group"])))
         self._stop_coordinator()
         now = time.monotonic()
         for due in [due for due in self._asleep if due[0] <= now]:
             self._asleep.remove(due)
-            with contextlib.suppress(ProcessLookupError):  # it was ended, stopped or not
+            # It was ended, stopped or not; and if cut off, its network with it.
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 due[1]()
 
     def _note_plans(self) -> None:

@@ -30,6 +30,7 @@ from megatron_bamboo.rehearsal.draw import (
 from megatron_bamboo.rehearsal.fault import How
 from megatron_bamboo.rehearsal.invariants import complaints
 from megatron_bamboo.rehearsal.launch import Training
+from megatron_bamboo.rehearsal.networks import why_not
 from megatron_bamboo.rehearsal.results import Ending, Results, RunResult, code_digest
 from megatron_bamboo.rehearsal.table import last_line, table
 
@@ -52,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--kinds",
         metavar="KIND,..",
-        help=f"what happens (all: {', '.join(KINDS)}; and {How.FLIP}, if copies are compared)",
+        help=f"what happens (all: {', '.join(KINDS)}; and {How.FLIP}, if copies are compared; "
+        f"{How.CUT} only as root)",
     )
     add("--jobs", type=int, default=1, metavar="N", help="runs at the same time (1)")
     add("--per-run", type=int, default=4, metavar="N", help="faults of a run, at most (4)")
@@ -94,7 +96,8 @@ class Campaign:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._verified_every = _verified_every(args.script_args)
-        self._kinds = _kinds(args.kinds, self._verified_every > 0)
+        why_no_cut = why_not()
+        self._kinds = _kinds(args.kinds, self._verified_every > 0, why_no_cut)
         _check(args)
         self._args = args
         self._folder: Path = (args.dir or Path("runs") / f"rehearsal-{args.seed}").absolute()
@@ -118,6 +121,8 @@ class Campaign:
         self._kept = Results(self._folder, settings)
         self.results = self._kept.read()
         self._console = Console()
+        if args.kinds is None and why_no_cut is not None:
+            self._say(f"without {How.CUT}: {why_no_cut}")
 
     def run(self) -> None:
         """Go on until so many faults have struck."""
@@ -220,9 +225,12 @@ def _verified_every(script_args: Sequence[str]) -> int:
     return int(every) if every.isdecimal() else 0
 
 
-def _kinds(text: str | None, is_verified: bool) -> tuple[How | OnCoordinator, ...]:
+def _kinds(
+    text: str | None, is_verified: bool, why_no_cut: str | None
+) -> tuple[How | OnCoordinator, ...]:
     if text is None:
-        return VERIFIED_KINDS if is_verified else KINDS
+        kinds = VERIFIED_KINDS if is_verified else KINDS
+        return tuple(kind for kind in kinds if kind is not How.CUT or why_no_cut is None)
     words = [word.strip() for word in text.split(",") if word.strip()]
     if unknown := [word for word in words if word not in VERIFIED_KINDS]:
         raise UserError(f"--kinds {unknown[0]}: the kinds are {', '.join(VERIFIED_KINDS)}")
@@ -233,6 +241,8 @@ def _kinds(text: str | None, is_verified: bool) -> tuple[How | OnCoordinator, ..
             f"--kinds {How.FLIP}: a bit that flips is found only where copies are compared: add "
             "--bamboo-verify-replicas N to the script's flags"
         )
+    if How.CUT in words and why_no_cut is not None:
+        raise UserError(f"--kinds {How.CUT}: {why_no_cut}")
     return tuple(kind for word in words for kind in VERIFIED_KINDS if kind == word)
 
 

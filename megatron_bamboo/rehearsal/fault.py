@@ -27,6 +27,9 @@ class How(StrEnum):
     """The worker's process is stopped."""
     STOP_AGENT = "stop-agent"
     """The node's agent is stopped, and its workers run on."""
+    CUT = "cut"
+    """The node's network is cut: what is sent from or to it is lost, and no connection closes. All
+    nodes of the job then have networks of their own (``rehearsal/networks.py``)."""
     RAISE = "raise"
     """The worker raises an error."""
     EXIT = "exit"

@@ -412,6 +412,11 @@ REFUSED = [
         (),
         "node1 can have only one fault",
     ),
+    (
+        ("--inject", "node1@iter2:#3:cut", "--store", "etcd://127.0.0.1:1"),
+        (),
+        "node1@iter2:#3:cut: each node then has a network of its own, from which --store etcd://",
+    ),
     (("--workers-per-node", "2"), (), "--workers-per-node 2: the script's layers are shared by 1"),
     (("--record-deadline", "0"), (), "--record-deadline must be more than 0 seconds"),
     (("--store-deadline", "inf"), (), "at most 604800 (a week), not inf"),

@@ -1,15 +1,19 @@
 """What a bystander sees of a job's folder, and does to its processes."""
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from needs import missing
 
 from megatron_bamboo.agent.job import JobShape
+from megatron_bamboo.agent.process import ForkedProcess, fork
 from megatron_bamboo.membership.address import ADDRESS_FILE, Address
 from megatron_bamboo.membership.journal import JOURNAL_FILE, Journal
 from megatron_bamboo.membership.table import Table
@@ -17,6 +21,7 @@ from megatron_bamboo.observe.events import EventLog, read_events
 from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.plan import plan_digest
 from megatron_bamboo.rehearsal.bystander import Bystander
+from megatron_bamboo.rehearsal.networks import HUB_ADDRESS, cut_off, hub, join_hub, why_not
 
 SHAPE = JobShape(
     equal_pipelines(2, 1, 2), "lazy", train_iters=9, global_batch_size=2, lease_seconds=1.0
@@ -52,6 +57,12 @@ def until_state(pid: int, state: str, bystander: Bystander) -> None:
         time.sleep(0.02)
 
 
+def is_reached(host: str) -> bool:
+    with socket.socket() as client:
+        client.settimeout(5)
+        return client.connect_ex((host, 9)) == errno.ECONNREFUSED
+
+
 def test_before_there_is_a_store_nothing_is_seen(tmp_path: Path) -> None:
     bystander = Bystander(tmp_path, ())
     bystander.look()
@@ -83,6 +94,32 @@ def test_a_stopped_node_is_woken(
     log.close()
     until_state(sleeper.pid, "T", bystander)
     until_state(sleeper.pid, "S", bystander)
+
+
+def test_a_node_that_was_cut_off_has_its_network_again(tmp_path: Path, store: Table) -> None:
+    if (reason := why_not()) is not None:
+        missing("netns", reason)
+    bystander = Bystander(tmp_path, ())
+
+    def be_cut_off() -> int:
+        join_hub(1, os.getppid())
+        cut_off()
+        log = EventLog(tmp_path / "events", "node1")
+        log.emit("fault", how="cut", group=os.getpid())
+        log.close()
+        while not is_reached(HUB_ADDRESS):
+            time.sleep(0.02)
+        return 0
+
+    with hub():
+        node = ForkedProcess(fork(be_cut_off))
+        until = time.monotonic() + 30
+        while (status := node.poll()) is None:
+            bystander.look()
+            if time.monotonic() > until:
+                node.kill()
+            time.sleep(0.02)
+    assert status == 0
 
 
 def test_the_coordinator_is_stopped_in_its_step_and_woken(

@@ -16,6 +16,7 @@ from megatron_bamboo.schedule.actions import Action, Op
         ("change:1SEND_STATE", Fault(None, Action(1, None, Op.SEND_STATE, None))),
         ("change:#3:stop", Fault(None, Nth(3), How.STOP)),
         ("iter3:#12:raise", Fault(3, Nth(12), How.RAISE)),
+        ("iter3:1.0F0:cut", Fault(3, Action(1, 0, Op.F, 0), How.CUT)),
         (
             "iter3:1REDUCE:flip:layer1/exp_avg",
             Fault(3, Action(1, None, Op.REDUCE, None), How.FLIP, "layer1/exp_avg"),
@@ -56,6 +57,7 @@ def test_a_flip_may_hit_whatever_replica_there_is() -> None:
         ("iter7:1COMMIT:stop:layer1/exp_avg", "flip:UNIT/KIND"),
         ("iter7:SAVE_END:flip:layer1/exp_avg", "is killed or stopped whole"),
         ("iter7:SAVE_END:hang", "is killed or stopped whole"),
+        ("iter7:SAVE_END:cut", "is killed or stopped whole"),
         ("change:SAVE_END", "needs the iteration"),
         ("iter10:EVAL0/1.0F3", "EVAL0/1.0F3"),
         ("iter10:EVAL1/1.0B3", "an evaluation has no B"),

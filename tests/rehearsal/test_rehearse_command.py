@@ -1,17 +1,28 @@
 """``bamboo rehearse``: bad options end at once. A campaign is in ``scenarios``."""
 
 import argparse
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from megatron_bamboo.cli import main
+from megatron_bamboo.rehearsal import command
 from megatron_bamboo.rehearsal.command import Campaign, add_arguments
-from megatron_bamboo.rehearsal.results import Ending, RunResult, Strike
+from megatron_bamboo.rehearsal.draw import KINDS
+from megatron_bamboo.rehearsal.fault import How
+from megatron_bamboo.rehearsal.results import SETTINGS_FILE, Ending, RunResult, Strike
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "pretrain_gpt_bamboo.py")
 OPTIONS = ("--losses", "2", "--nodes", "2")
+
+
+def campaign(words: Sequence[str]) -> Campaign:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return Campaign(parser.parse_args(words))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +57,19 @@ def test_bad_input_is_one_line(
     assert message in line
 
 
+def test_without_networks_no_node_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "why_not", lambda: "nobody may")
+    words = [*OPTIONS, "--dir", str(tmp_path / "d"), SCRIPT]
+    campaign(words)
+    assert capsys.readouterr().out == "without cut: nobody may\n"
+    kinds = json.loads((tmp_path / "d" / SETTINGS_FILE).read_text())["kinds"]
+    assert set(KINDS) - set(kinds) == {How.CUT}
+    assert main(["rehearse", "--kinds", "kill,cut", *words]) == 2
+    assert capsys.readouterr().err == "bamboo rehearse: --kinds cut: nobody may\n"
+
+
 @pytest.mark.parametrize(
     ("struck", "ending", "is_good"),
     [(2, Ending.EQUAL, True), (2, Ending.BROKEN, False), (1, Ending.EQUAL, False)],
@@ -53,9 +77,7 @@ def test_bad_input_is_one_line(
 def test_too_few_faults_prove_as_little_as_a_broken_run(
     tmp_path: Path, struck: int, ending: Ending, is_good: bool
 ) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    campaign = Campaign(parser.parse_args([*OPTIONS, "--dir", str(tmp_path / "d"), SCRIPT]))
+    judged = campaign([*OPTIONS, "--dir", str(tmp_path / "d"), SCRIPT])
     strikes = (Strike("node1", "iter2:#3", "kill", 0.1),) * struck
-    campaign.results.append(RunResult(1, (), strikes, ending, (), 2, 1, 1, 9.5))
-    assert campaign.is_good is is_good
+    judged.results.append(RunResult(1, (), strikes, ending, (), 2, 1, 1, 9.5))
+    assert judged.is_good is is_good

@@ -3,11 +3,13 @@
 import pytest
 from evidence import Expected
 from in_ci import in_ci
+from needs import missing
 from scenario_runner import ScenarioRunner
 from tiny_gpt import Shape
 
 from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.rehearsal.fault import LOSSES, How
+from megatron_bamboo.rehearsal.networks import why_not
 
 pytestmark = pytest.mark.multiprocess
 
@@ -22,14 +24,17 @@ SIGNS = {
     How.STOP: "nothing was heard of it for 2.",
     How.STOP_WORKER: "its worker did not run for 2.",
     How.STOP_AGENT: "nothing was heard of it for 2.",
+    How.CUT: "nothing was heard of it for 2.",
     How.RAISE: "its worker raised InjectedError",
     How.EXIT: "its worker ended with status 0",
     How.HANG: "its worker was stuck for ",
 }
 
 
-@pytest.mark.parametrize("how", in_ci(LOSSES, How.KILL_AGENT, How.EXIT, How.HANG))
+@pytest.mark.parametrize("how", in_ci(LOSSES, How.KILL_AGENT, How.CUT, How.EXIT, How.HANG))
 def test_it_is_survived(scenarios: ScenarioRunner, how: How) -> None:
+    if how is How.CUT and (reason := why_not()) is not None:
+        missing("netns", reason)
     shape = LONG if how is How.STOP_AGENT else SHAPE
     job = scenarios.run(
         shape, "eager", f"node1@iter3:#7:{how}".removesuffix(":kill"), more_flags=LEASE
