@@ -8,8 +8,8 @@ from pathlib import Path
 from megatron_bamboo.agent.preparing import check_seconds
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE, Signpost
-from megatron_bamboo.membership.secret_file import find_secret
-from megatron_bamboo.membership.store_client import StoreClient, StoreTimeout
+from megatron_bamboo.membership.secret_file import find_secret, wrong_secret
+from megatron_bamboo.membership.store_client import StoreClient, StoreOfOthers, StoreTimeout
 
 ANSWER_SECONDS = 10.0
 LOOK_SECONDS = 0.2
@@ -60,6 +60,8 @@ def store_of(job_dir: Path, secret_file: Path | None) -> Iterator[StoreClient]:
     client = StoreClient(place, ANSWER_SECONDS, tool)
     try:
         yield client
+    except StoreOfOthers as error:
+        raise UserError(wrong_secret(str(Signpost(place)), secret_file)) from error
     except StoreTimeout as error:
         raise UserError(f"the job in {job_dir} does not answer: is it over? ({error})") from error
     finally:

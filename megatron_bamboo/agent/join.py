@@ -10,6 +10,7 @@ import argparse
 import os
 import re
 import secrets
+import shlex
 import signal
 import socket
 import sys
@@ -92,9 +93,11 @@ def run(args: argparse.Namespace) -> int:
     1 where it was lost, 2 for bad input, also of code or data that are not the job's."""
     code = code_marks()
     check_seconds("--deadline", args.deadline)
-    name = args.node or socket.gethostname().partition(".")[0]
+    name = socket.gethostname().partition(".")[0] if args.node is None else args.node
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name):
-        raise UserError(f"--node {name}: a node's name is of letters, digits, - and _ alone")
+        raise UserError(
+            f"--node {shlex.quote(name)}: a node's name is of letters, digits, - and _ alone"
+        )
     if name in KEPT_NAMES:
         raise UserError(f"--node {name}: files of the job itself have that name: give another")
     if args.interface is not None:
@@ -108,7 +111,8 @@ def run(args: argparse.Namespace) -> int:
             return _join_from_afar(args, machine)
         if args.job_dir is not None:
             raise UserError(f"--job-dir {args.job_dir}: only with --join {SCHEME}..; leave it out")
-        return _enter(Door(args.join, args.secret_file, args.deadline), machine)
+        door = Door(args.join, args.secret_file, args.deadline, say=_say)
+        return _enter(door, machine)
 
 
 def _join_from_afar(args: argparse.Namespace, machine: Machine) -> int:
@@ -121,7 +125,8 @@ def _join_from_afar(args: argparse.Namespace, machine: Machine) -> int:
     folder.check_trust()
     address = str(folder.path / ADDRESS_FILE)
     with folder.kept():
-        door = Door(address, args.secret_file, args.deadline, f"coordinator in {place}")
+        missed = f"coordinator in {place}"
+        door = Door(address, args.secret_file, args.deadline, missed, _say)
         return _enter(door, replace(machine, job_dir=folder.path), folder.look)
 
 
@@ -142,6 +147,7 @@ def _enter(door: Door, machine: Machine, look: Callable[[], None] = lambda: None
             print(f"bamboo agent: {reason}")
             return Status.FINISHED
         except KeyboardInterrupt:
+            print("bamboo agent: interrupted before it has joined", file=sys.stderr)
             return Status.INTERRUPTED
         look()
         return _say_end(settings, status)
@@ -159,6 +165,9 @@ def _join(door: Door, machine: Machine) -> tuple[AgentSettings, Invitation]:
     secret = door.find()
 
     def read_invitation(client: StoreClient) -> bytes:
+        # Whose secret is wrong learns it sooner from the shorter question.
+        if (told := client.get(INVITATION_KEY)) is not None:
+            return told
         client.wait([INVITATION_KEY])
         return client.get(INVITATION_KEY) or b""
 

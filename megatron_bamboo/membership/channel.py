@@ -17,11 +17,15 @@ from megatron_bamboo.membership.frames import (
 )
 from megatron_bamboo.membership.greeting import GREETING_LIMIT_BYTES, PROOF, Greeting
 from megatron_bamboo.membership.keys import NONCE_BYTES, Credential
-from megatron_bamboo.membership.sealing import HEAD_BYTES, Session
+from megatron_bamboo.membership.sealing import HEAD_BYTES, BrokenSeal, Session
 
 
 class Impostor(ConnectionError):
     """Who listens there does not have the secret that this client has."""
+
+
+class OtherSecret(Impostor):
+    """It is a job's coordinator, by its words, and has another secret."""
 
 
 class Channel:
@@ -50,14 +54,18 @@ class Channel:
         """Take the server's answer to the greeting, and prove who this is.
 
         Raises:
-            Impostor: the answer is not one of who has the secret.
+            OtherSecret: the answer is a coordinator's, of another secret, or was changed.
+            Impostor: the answer is nobody's who knows of these greetings.
         """
+        no_proof = "it does not prove that it has this job's secret"
         try:
             answer = receive_frame(self.socket, until, GREETING_LIMIT_BYTES)
             session = self._greeting.session(answer)
             self._receive(session, until)
+        except BrokenSeal as error:
+            raise OtherSecret(f"{no_proof}: {error}") from None
         except MalformedFrame as error:
-            raise Impostor(f"it does not prove that it has this job's secret: {error}") from None
+            raise Impostor(f"{no_proof}: {error}") from None
         self._write(session.seal(PROOF), until)
         self._session = session
 

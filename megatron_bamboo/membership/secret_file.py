@@ -26,7 +26,8 @@ def add_secret_option(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help=f"holds the job's secret, of mode 600 (default: {SECRET_VARIABLE} of the environment, "
-        f"or the file {SECRET_FILE} in the job folder, which bamboo run makes)",
+        f"or the file {SECRET_FILE} in the job folder, which bamboo run and bamboo coordinator "
+        "make)",
     )
 
 
@@ -67,6 +68,20 @@ def check_secret(job_dir: Path, file: Path | None = None) -> None:
     """Refuse a secret that is given and cannot be used, before anything is begun: UserError."""
     if file is not None or SECRET_VARIABLE in os.environ or (job_dir / SECRET_FILE).exists():
         find_secret(job_dir, file)
+
+
+def wrong_secret(
+    address: str, file: Path | None = None, environment: Mapping[str, str] = os.environ
+) -> str:
+    """What to say where the secret that ``find_secret`` finds is not that of a coordinator."""
+    where = str(file or SECRET_FILE)
+    if file is None and SECRET_VARIABLE in environment:
+        where = SECRET_VARIABLE
+    return (
+        f"the secret in {where} is not that of the job whose coordinator listens at {address}: "
+        f"give with --secret-file, or in {SECRET_VARIABLE}, the one that this coordinator has "
+        f"(the file {SECRET_FILE} in its job folder, if it was given none)"
+    )
 
 
 def without_secret(environment: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from megatron_bamboo.membership.address import Address, Signpost
-from megatron_bamboo.membership.channel import Channel, Impostor
+from megatron_bamboo.membership.channel import Channel, Impostor, OtherSecret
 from megatron_bamboo.membership.frames import (
     MalformedFrame,
     decode_value,
@@ -45,6 +45,10 @@ class StoreTimeout(TimeoutError):
     """A call was not answered, or a key did not appear, within its deadline."""
 
 
+class StoreOfOthers(StoreTimeout):
+    """A call was not answered: whenever it was sent, whoever listened had another secret."""
+
+
 class NodeFenced(Exception):
     """This worker's node was declared lost: it must apply and write nothing any more."""
 
@@ -52,6 +56,10 @@ class NodeFenced(Exception):
 class _StillGreeting(TimeoutError):
     """A call's time was over before the server had answered the greeting: the next call needs no
     other connection, or calls with little time would never come through to a busy server."""
+
+
+class _OfOthers(TimeoutError):
+    """A call's time was over, and all its failures were OtherSecret."""
 
 
 class StoreClient:
@@ -156,7 +164,8 @@ class StoreClient:
         try:
             reply = self._ask(request, until)
         except TimeoutError as error:
-            raise StoreTimeout(
+            kind = StoreOfOthers if isinstance(error, _OfOthers) else StoreTimeout
+            raise kind(
                 f"{what}: the store at {self._signpost} did not answer "
                 f"within {deadline_seconds:g} s{error}"
             ) from None
@@ -176,17 +185,19 @@ class StoreClient:
     def _ask(self, request: dict[str, Any], until: float) -> dict[str, Any]:
         """The answer to a request, which is sent again until there is one."""
         body, why = encode_body(request), ""
+        failures: set[type[Exception]] = set()
         while True:
             if self._closed:
                 raise StoreError("the store client is closed")
             if (left := until - time.monotonic()) <= 0:
-                raise TimeoutError(why)
+                raise _OfOthers(why) if failures == {OtherSecret} else TimeoutError(why)
             try:
                 return self._send(body, until)
             except _StillGreeting:
                 raise TimeoutError(why) from None
             except (OSError, MalformedFrame) as error:
                 self._drop()
+                failures.add(type(error))
                 if isinstance(error, Impostor):
                     why = f": {error}"
             time.sleep(min(RETRY_SECONDS, left))

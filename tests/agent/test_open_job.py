@@ -147,6 +147,19 @@ def test_a_node_that_is_to_leave_before_it_has_joined_ends_well(open_job: OpenJo
     assert "this machine is to be taken before it has joined" in open_job.said("a")
 
 
+def test_a_node_says_for_whom_it_waits_and_that_it_was_interrupted(open_job: OpenJob) -> None:
+    node = open_job.add("a").nodes["a"]
+    until = time.monotonic() + WAIT_SECONDS
+    while not (said := open_job.said("a")):
+        assert time.monotonic() < until and node.poll() is None
+        time.sleep(0.05)
+    why = f"there is no {open_job.job_dir / ADDRESS_FILE}: was its bamboo coordinator started?"
+    assert said == f"bamboo agent: waits for the job's coordinator: {why}\n"
+    node.send_signal(signal.SIGINT)
+    assert open_job.end_of("a") == 130
+    assert open_job.said("a", "err") == "bamboo agent: interrupted before it has joined\n"
+
+
 def test_interrupting_a_node_leaves_nothing_of_it(open_job: OpenJob) -> None:
     job = open_job.start(3, *LONG).add("a", "b", "c")
     job.wait_for_step(1)
@@ -306,6 +319,7 @@ def test_what_an_agent_cannot_join_is_named(
         (("--join", "127.0.0.1:9"), "needs the job's secret: give --secret-file"),
         (("--join", where, "--node", "a/b"), "--node a/b: a node's name is of letters, digits"),
         (("--join", where, "--node", "coordinator"), "--node coordinator: files of the job"),
+        (("--join", where, "--node", ""), "--node '': a node's name is of letters, digits"),
         (("--join", where, "--interface", "none0"), "--interface none0: this machine has lo"),
     ):
         assert why in refused(capsys, "agent", *options)
