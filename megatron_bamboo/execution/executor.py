@@ -125,6 +125,8 @@ class Executor:
         arrangement, number = self._view.arrangement, self._view.number
         self._parts.compute.start_step(data, forward_step, arrangement, number)
         self._performer.expect()
+        # Not between two steps, where a save would fork what is under way.
+        self._parts.registry.form_collectives()
 
     def forward_backward_func(
         self,

@@ -182,6 +182,8 @@ class PlanFollower:
         """Be in the groups and on the channels of a plan."""
         parts, view = self._parts, self._view
         parts.registry.update(plan.epoch, self._memberships(plan), is_changed)
+        if self._course.is_in_step and not self._course.is_passed:
+            parts.registry.form_collectives()
         view.set_plan(plan)
         parts.transport.connect(all_neighbours(plan, parts.worker, view.tied))
 

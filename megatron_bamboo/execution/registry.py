@@ -1,4 +1,5 @@
-"""Which groups this worker is in, from the plan, and the groups themselves, made when first used.
+"""Which groups this worker is in, from the plan, and the groups themselves, made when first used,
+or ahead of that.
 
 A group's members follow from the plan, so every member computes the same list. The key of its
 rendezvous is the moment since which the list is in force: an epoch, before or after its planned
@@ -133,8 +134,10 @@ class _Formation:
     """
 
     def __init__(self, make: Callable[[], Group], store: BambooStore) -> None:
+        self.store = store
+        self.is_awaited = False
+        """Whether somebody waits for it, or will at once."""
         self._make = make
-        self._store = store
         self._lock = threading.Lock()
         self._is_settled = False
         self._outcome: queue.SimpleQueue[Group | BaseException] = queue.SimpleQueue()
@@ -156,8 +159,14 @@ class _Formation:
 
     def give_up(self, members: tuple[str, ...]) -> None:
         """Release whoever waits."""
-        self._store.cancel()
+        self.store.cancel()
         self._settle(PeerLost(members, "making a group", None))
+
+    def discard(self) -> None:
+        """Let go of what was made, where nobody waits for it; it has been given up before."""
+        outcome = self._outcome.get_nowait()
+        if not isinstance(outcome, BaseException):
+            outcome.release()
 
     def _run(self) -> None:
         try:
@@ -213,6 +222,7 @@ class GroupRegistry:
             new = {name: Membership(m, epoch, is_changed) for name, m in groups.items()}
             self._memberships = new | kept
             self._drop(lambda name, _members: name not in kept)
+            self._give_up(lambda name, before: self._memberships.get(name) is not before)
 
     def add_pairs(self, epoch: int, groups: dict[str, tuple[str, ...]]) -> None:
         """Learn of a plan's new pairs before it is followed, so that they can be made already."""
@@ -242,20 +252,27 @@ class GroupRegistry:
             if membership is None:
                 return None
             self._refuse_over(name, membership)
-            # The first member tells apart the groups of one name of different tensor ranks.
-            key = f"group/{membership.since}/{name}/{membership.members[0]}/"
-            store = self._make_store(key)
-            formation = _Formation(
-                lambda: make_group(store, name, membership.members, self._node, self._timeout),
-                store,
-            )
-            self._forming[name] = (membership, formation)
+            formation = self._formation(name, membership)
+            formation.is_awaited = True
         try:
             group = formation.wait()
         finally:
             with self._lock:
-                del self._forming[name]
-        return self._keep(name, membership, group, store)
+                # Of a pair that was left meanwhile the next one may be under way already.
+                if self._forming.get(name) == (membership, formation):
+                    del self._forming[name]
+        return self._keep(name, membership, group, formation.store)
+
+    def form_collectives(self) -> None:
+        """Begin to make all collective groups, while this worker computes.
+
+        Nobody waits for that: who comes to use one finds it made, or waits for the rest.
+        """
+        with self._lock:
+            for name, membership in self._memberships.items():
+                is_there = name in self._groups or name in self._forming
+                if not (_is_pair(name) or is_there or self._is_over(name, membership)):
+                    self._formation(name, membership)
 
     def renew_pairs(self, epoch: int, workers: Collection[str]) -> tuple[str, ...]:
         """Leave all pairs of before an epoch that some workers are in, so that they are made anew;
@@ -268,9 +285,7 @@ class GroupRegistry:
             old = {n: m for n, m in self._memberships.items() if self._is_renewed(n, m)}
             for name in old:
                 del self._memberships[name]
-            for name, (membership, formation) in self._forming.items():
-                if self._is_renewed(name, membership):
-                    formation.give_up(membership.members)
+            self._give_up(self._is_renewed)
             self._drop(lambda name, _members: name in old)
             members = {member for membership in old.values() for member in membership.members}
             return tuple(sorted(members - {self._node}))
@@ -287,18 +302,14 @@ class GroupRegistry:
         with self._lock:
             self._lost |= set(lost)
             self._left_epoch = max(self._left_epoch, epoch)
-            for name, (membership, formation) in self._forming.items():
-                if self._is_over(name, membership):
-                    formation.give_up(membership.members)
+            self._give_up(self._is_over)
             self._drop(lambda name, members: not _is_pair(name) or bool(self._lost & members))
 
     def forget(self, nodes: Collection[str]) -> None:
         """End the groups that nodes are members of which were let go; they come to no other."""
         with self._lock:
             self._lost |= set(nodes)
-            for name, (membership, formation) in self._forming.items():
-                if self._is_over(name, membership):
-                    formation.give_up(membership.members)
+            self._give_up(self._is_over)
             self._drop(lambda _name, members: bool(self._lost & members))
 
     def end(self, names: Collection[str]) -> None:
@@ -314,6 +325,28 @@ class GroupRegistry:
             for group, _store in self._groups.values():
                 group.release()
             self._groups.clear()
+            self._give_up(lambda _name, _membership: True)
+
+    def _formation(self, name: str, membership: Membership) -> _Formation:
+        """That of a group, begun if need be."""
+        if self._forming.get(name, (None,))[0] is not membership:
+            # The first member tells apart the groups of one name of different tensor ranks.
+            key = f"group/{membership.since}/{name}/{membership.members[0]}/"
+            store, timeout = self._make_store(key), self._timeout
+            formation = _Formation(
+                lambda: make_group(store, name, membership.members, self._node, timeout), store
+            )
+            self._forming[name] = (membership, formation)
+        return self._forming[name][1]
+
+    def _give_up(self, is_over: Callable[[str, Membership], bool]) -> None:
+        """Release who waits for such groups, and let go of those that nobody waits for yet."""
+        for name, (membership, formation) in list(self._forming.items()):
+            if is_over(name, membership):
+                formation.give_up(membership.members)
+                if not formation.is_awaited:
+                    del self._forming[name]
+                    formation.discard()
 
     def _keep(self, name: str, membership: Membership, group: Group, store: BambooStore) -> Group:
         with self._lock:

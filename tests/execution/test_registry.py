@@ -99,6 +99,68 @@ def test_a_group_that_is_never_made_releases_who_waits(monkeypatch: pytest.Monke
     assert late[0].released.wait(10)
 
 
+def test_collectives_are_made_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, is_made = [], threading.Event()
+
+    def make(store: FakeStore, name: str, members: tuple[str, ...], *_: object) -> FakeGroup:
+        made.append(name)
+        is_made.set()
+        return FakeGroup(name, members)
+
+    groups = made_by(monkeypatch, make)
+    groups.form_collectives()
+    assert is_made.wait(10)
+    group = groups.get("stage0")
+    assert group is not None and groups.get("stage0") is group
+    groups.form_collectives()
+    assert made == ["stage0"]
+
+
+@pytest.mark.parametrize("end", ["leave", "update", "close"])
+def test_what_was_made_ahead_and_never_used_is_released(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Whether it is made by then or comes later."""
+    late, may_go_on = [], threading.Event()
+
+    def make(store: FakeStore, name: str, members: tuple[str, ...], *_: object) -> FakeGroup:
+        may_go_on.wait(0 if name == "stage0" else 30)
+        late.append(FakeGroup(name, members))
+        return late[-1]
+
+    groups = made_by(monkeypatch, make)
+    groups.update(0, {"stage0": MEMBERS, "stage1": MEMBERS})
+    groups.form_collectives()
+    until = time.monotonic() + 10
+    while not late:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    match end:
+        case "leave":
+            groups.leave(0, [])
+        case "update":
+            groups.update(1, {"stage0": MEMBERS})
+        case _:
+            groups.close()
+    may_go_on.set()
+    while len(late) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert all(group.released.wait(10) for group in late)
+
+
+def test_a_failure_that_came_before_the_use_is_raised_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> FakeGroup:
+        raise PeerLost(MEMBERS, "making a group", None)
+
+    groups = made_by(monkeypatch, fail)
+    groups.form_collectives()
+    with pytest.raises(PeerLost):
+        groups.get("stage0")
+
+
 def test_a_failure_to_make_a_group_is_raised_where_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
