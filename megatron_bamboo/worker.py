@@ -162,7 +162,9 @@ class Worker:
         assert shape is not None, "a stage is built before it is known whose it is"
         if in_force is not None:
             layout = self._layout = _sharing(layout, options, in_force)
-        self._held = HeldStages(self._build_stage, Holding(numbers, shape))
+        self._held = HeldStages(
+            self._build_stage, Holding(numbers, shape), draws=not self._assignment.is_standby
+        )
         self._stages = self._held.stages
         self._scheduler = build_scheduler(
             self._stages, options.optimizer, training.train_iters, layout.global_batch_size
@@ -447,10 +449,10 @@ class Worker:
     def _learning_rate(self) -> float:
         return float(self._scheduler.get_lr(self._scheduler.optimizer.param_groups[0]))
 
-    def _build_stage(self, number: int, shape: PipelineShape) -> Stage:
+    def _build_stage(self, number: int, shape: PipelineShape, draws: bool) -> Stage:
         num_shards = self._layout.num_shards
         shard = Shard(self._assignment.pipeline, num_shards) if num_shards > 1 else WHOLE
-        return build_stage(number, shape, self._options.optimizer, self._recipe, shard)
+        return build_stage(number, shape, self._options.optimizer, self._recipe, shard, draws)
 
     def _hold(self, now: Holding, coming: Holding | None) -> Shapes:
         """Hold exactly these stages, and those of a new cut if there is to be one."""

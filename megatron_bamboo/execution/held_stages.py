@@ -2,7 +2,8 @@
 
 While pipelines are cut anew a worker has both: it trains with the stages of the old cut until the
 step's commit has passed, and those of the new one get their state meanwhile. Both are of one number
-only by chance, so they are kept apart.
+only by chance, so they are kept apart. A stage that is held later than from the beginning gets its
+state from who has it, so nothing is drawn for it.
 """
 
 from collections.abc import Callable, Collection
@@ -25,16 +26,21 @@ class Holding:
         return self.shape.spans, self.shape.num_chunks
 
 
+BuildStage = Callable[[int, PipelineShape, bool], Stage]
+
+
 class HeldStages:
     """One worker's stages.
 
     Args:
-        build: a stage of a pipeline, with its initial weights.
+        build: a stage of a pipeline, with its initial weights or without.
         first: what is held in the beginning.
+        draws: what is held then has its initial weights.
     """
 
-    def __init__(self, build: Callable[[int, PipelineShape], Stage], first: Holding) -> None:
+    def __init__(self, build: BuildStage, first: Holding, draws: bool = True) -> None:
         self._build = build
+        self._draws = draws
         self._cut = first.cut
         self.stages: dict[int, Stage] = {}
         """By number, with which the worker trains; always the same dictionary."""
@@ -42,6 +48,7 @@ class HeldStages:
         """By number, of the new cut; none where there is none. Always the same dictionary."""
         self._coming_cut: object = None
         self._fill(self.stages, first)
+        self._draws = False
 
     def hold(self, now: Holding, coming: Holding | None = None) -> None:
         """Hold exactly these stages: build what is new, drop what is not held any more.
@@ -82,4 +89,4 @@ class HeldStages:
         for number in held.keys() - set(wanted.numbers):
             del held[number]
         for number in sorted(set(wanted.numbers) - held.keys()):
-            held[number] = self._build(number, wanted.shape)
+            held[number] = self._build(number, wanted.shape, self._draws)

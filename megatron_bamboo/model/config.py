@@ -13,20 +13,25 @@ from dataclasses import fields
 
 import torch
 from megatron.core.transformer import TransformerConfig
-from torch import nn
+from torch import Tensor, nn
 
 _layers_to_build: int | None = None
+_draws = True
 
 
 @contextmanager
-def building(num_layers: int) -> Iterator[None]:
-    """Let configurations that are made inside of the block build so many layers."""
-    global _layers_to_build
-    _layers_to_build = num_layers
+def building(num_layers: int, draws: bool = True) -> Iterator[None]:
+    """Let configurations that are made inside of the block build so many layers.
+
+    Args:
+        draws: Megatron gives its weights initial values.
+    """
+    global _layers_to_build, _draws
+    _layers_to_build, _draws = num_layers, draws
     try:
         yield
     finally:
-        _layers_to_build = None
+        _layers_to_build, _draws = None, True
 
 
 def core_transformer_config_from_args(
@@ -42,7 +47,16 @@ def core_transformer_config_from_args(
     config = kind(**options | _settled(args))
     if _layers_to_build is not None:
         config.num_layers = _layers_to_build
+    if not _draws:
+        # Megatron's own switch for this leaves the marks of what tensor ranks share away, too.
+        config.init_method = config.output_layer_init_method = _leave
+        config.embedding_init_method = _leave
     return config
+
+
+def _leave(weight: Tensor) -> Tensor:
+    """An initialization that leaves memory as it is."""
+    return weight
 
 
 def _settled(args: argparse.Namespace) -> dict[str, object]:

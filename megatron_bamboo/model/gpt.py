@@ -124,13 +124,16 @@ _GLOBAL_GROUPS = {
 }
 
 
-def build_chunk(recipe: Recipe, place: ChunkPlace) -> GPTModel:
+def build_chunk(recipe: Recipe, place: ChunkPlace, draws: bool = True) -> GPTModel:
     """Build one chunk, with the initial weights of (seed, unit, parameter) and of nothing else.
+
+    Args:
+        draws: False where its state is to come: then weights are whatever is in their memory.
 
     Raises:
         UserError: the provider built something that cannot be a chunk of a GPT here.
     """
-    chunk = _call_provider(recipe, place)
+    chunk = _call_provider(recipe, place, draws)
     # Until here the configuration said how many layers to build.
     chunk.config.num_layers = recipe.num_layers
     if torch.cuda.is_available():
@@ -142,7 +145,7 @@ def build_chunk(recipe: Recipe, place: ChunkPlace) -> GPTModel:
     for number, layer in zip(place.layers, chunk.decoder.layers, strict=True):
         layer.layer_number = number + 1
     shared = _shared_weight(chunk)
-    for unit, parts in units_of(chunk, place).items():
+    for unit, parts in units_of(chunk, place).items() if draws else ():
         _initialize(unit, parts, shared, chunk.config, recipe.seed, recipe.groups.tp)
     _attach_dropout(chunk, place, recipe.dropout)
     return chunk
@@ -155,7 +158,7 @@ def _cast(chunk: GPTModel, dtype: torch.dtype) -> None:
             tensor.data = tensor.data.to(dtype)
 
 
-def _call_provider(recipe: Recipe, place: ChunkPlace) -> GPTModel:
+def _call_provider(recipe: Recipe, place: ChunkPlace, draws: bool) -> GPTModel:
     arguments: dict[str, Any] = {"pre_process": place.is_first, "post_process": place.is_last}
     parameters = inspect.signature(recipe.provider).parameters
     if "pg_collection" in parameters:
@@ -164,7 +167,7 @@ def _call_provider(recipe: Recipe, place: ChunkPlace) -> GPTModel:
         arguments["vp_stage"] = None
     # What a provider draws by itself must not depend on what was built before either.
     torch.manual_seed(derive_seed(recipe.seed, "provider", place.layers.start))
-    with building(len(place.layers)):
+    with building(len(place.layers), draws):
         chunk = recipe.provider(**arguments)
     if not isinstance(chunk, GPTModel):
         raise UserError(

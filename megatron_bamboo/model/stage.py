@@ -226,18 +226,20 @@ def build_stage(
     optimizer: OptimizerOptions,
     recipe: Recipe,
     shard: Shard = WHOLE,
+    draws: bool = True,
 ) -> Stage:
     """Build a stage with its initial weights, the same on every worker that holds it.
 
     Args:
         shape: of the pipeline that it belongs to.
         shard: the part of each unit that this worker's optimizer has.
+        draws: False where its state is to come, so that initial weights would be drawn in vain.
     """
     chunks = {}
     for index, place in enumerate(places_of_stage(number, shape)):
         # What a provider asks Megatron's global state for.
         set_current_stage(number, index, shape.num_stages, shape.num_chunks)
-        chunk = chunks[place] = build_chunk(recipe, place)
+        chunk = chunks[place] = build_chunk(recipe, place, draws)
         if shape.num_chunks > 1:
             # What Megatron's users ask a chunk of an interleaved model for.
             chunk.vp_stage = index

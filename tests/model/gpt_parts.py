@@ -1,5 +1,6 @@
 """Small GPTs for the tests of the model package, in this process alone."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,33 +48,48 @@ class Gpt:
         self, number: int, dropout: DropoutSeeds | None = None, shard: Shard = WHOLE
     ) -> Stage:
         """A stage with its initial weights."""
-        return self.stage_of(number, self.shape, dropout, shard)
+        return self.stage_of(number, self.shape, True, dropout, shard)
 
     def stage_of(
         self,
         number: int,
         shape: PipelineShape,
+        draws: bool = True,
         dropout: DropoutSeeds | None = None,
         shard: Shard = WHOLE,
     ) -> Stage:
-        """The same, of a pipeline that is cut in another way."""
+        """The same, of a pipeline that is cut in another way, with initial weights or without."""
         recipe = self._recipe(dropout)
-        return build_stage(number, shape, self.options.optimizer, recipe, shard)
+        return build_stage(number, shape, self.options.optimizer, recipe, shard, draws)
 
     def trained_stage(self, number: int, shard: Shard = WHOLE) -> Stage:
         """A stage whose optimizer has got its rate and its weight decay, as from a worker."""
-        stage, train = self.stage(number, shard=shard), self.options.training
-        batch = self.layout.global_batch_size
-        build_scheduler({number: stage}, self.options.optimizer, train.train_iters, batch)
+        stage = self.stage(number, shard=shard)
+        self._make_scheduler(number, stage)
         return stage
+
+    def awaiting_stage(self, number: int, shard: Shard = WHOLE) -> Stage:
+        """The same, whose state is to come: until then it has no number that means anything."""
+        stage = self.stage_of(number, self.shape, draws=False, shard=shard)
+        for chunk in stage.chunks:
+            for parameter in chunk.parameters():
+                parameter.data.fill_(math.nan)
+        self._make_scheduler(number, stage)
+        return stage
+
+    def _make_scheduler(self, number: int, stage: Stage) -> None:
+        train, batch = self.options.training, self.layout.global_batch_size
+        build_scheduler({number: stage}, self.options.optimizer, train.train_iters, batch)
 
     def stages(self) -> list[Stage]:
         """All stages of the pipeline."""
         return [self.stage(number) for number in range(self.shape.num_stages)]
 
-    def chunk(self, place: ChunkPlace, dropout: DropoutSeeds | None = None) -> GPTModel:
-        """A chunk of these layers."""
-        return build_chunk(self._recipe(dropout), place)
+    def chunk(
+        self, place: ChunkPlace, dropout: DropoutSeeds | None = None, draws: bool = True
+    ) -> GPTModel:
+        """A chunk of these layers, with initial weights or without."""
+        return build_chunk(self._recipe(dropout), place, draws)
 
     def begin(self) -> None:
         """Set what the script's provider asks for."""

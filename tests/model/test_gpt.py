@@ -8,6 +8,7 @@ from gpt_parts import LAYERS, Gpt, MakeGpt, cut, losses_of, random_tokens
 
 from megatron_bamboo.execution.commit import unit_parts
 from megatron_bamboo.model.gpt import tied_weight, units_of
+from megatron_bamboo.model.randomness import derive_seed
 
 HEAD, EMBEDDING = "head/output_layer.weight", "embedding/embedding.word_embeddings.weight"
 
@@ -15,6 +16,11 @@ HEAD, EMBEDDING = "head/output_layer.weight", "embedding/embedding.word_embeddin
 def whole(gpt: Gpt, num_parts: int) -> dict[str, torch.Tensor]:
     """The initial weights of the whole model, built in so many parts."""
     return {name: value for place in cut(num_parts) for name, value in gpt.weights(place).items()}
+
+
+def marks(parameter: torch.nn.Parameter) -> dict[str, object]:
+    """What Megatron has noted on a parameter."""
+    return dict(vars(parameter))
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 4])
@@ -49,6 +55,24 @@ def test_a_unit_has_the_same_weights_in_every_cut(gpt: MakeGpt, flags: str) -> N
         torch.rand(num_parts)  # no generator's state enters
         for name, value in whole(gpt(flags), num_parts).items():
             assert torch.equal(value, reference[name]), (num_parts, name)
+
+
+@pytest.mark.parametrize("flags", ["", "--untie-embeddings-and-output-weights --swiglu"])
+def test_where_state_is_to_come_all_is_as_ever_but_nothing_is_drawn(
+    gpt: MakeGpt, flags: str
+) -> None:
+    made = gpt(flags)
+    seed = made.options.training.seed
+    for place in cut(4):
+        drawn = made.chunk(place)
+        torch.default_generator.manual_seed(derive_seed(seed, "provider", place.layers.start))
+        before = torch.default_generator.get_state()
+        awaiting = made.chunk(place, draws=False)
+        if not place.is_first:  # torch's embedding of positions draws before anyone is asked
+            assert torch.equal(torch.default_generator.get_state(), before)
+        for one, other in zip(drawn.parameters(), awaiting.parameters(), strict=True):
+            assert (one.shape, one.dtype, marks(one)) == (other.shape, other.dtype, marks(other))
+        assert awaiting.state_dict().keys() == drawn.state_dict().keys()
 
 
 def test_tied_copies_are_equal_and_untied_ones_are_not(gpt: MakeGpt) -> None:

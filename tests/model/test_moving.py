@@ -30,7 +30,7 @@ def trained(gpt: Gpt, shard: Shard = WHOLE) -> Stage:
 @pytest.mark.parametrize("kind", FLAGS)
 def test_all_state_arrives_bit_for_bit(gpt: MakeGpt, kind: str, shard: Shard) -> None:
     made = gpt(f"--pipeline-model-parallel-size 2 {FLAGS[kind]}")
-    source, target = trained(made, shard), made.trained_stage(0, shard)
+    source, target = trained(made, shard), made.awaiting_stage(0, shard)
     packed = pack(source, Counters(12, SCALE))
     assert packed.dtype is torch.uint8
     assert packed.shape == (num_bytes(target),)
@@ -45,7 +45,7 @@ def test_all_state_arrives_bit_for_bit(gpt: MakeGpt, kind: str, shard: Shard) ->
 
 def test_the_steps_after_it_are_the_same(gpt: MakeGpt) -> None:
     made = gpt("--pipeline-model-parallel-size 2")
-    source, target = trained(made), made.trained_stage(0)
+    source, target = trained(made), made.awaiting_stage(0)
     unpack(target, pack(source, Counters(12, torch.empty(0, dtype=torch.float64))))
     for stage in (source, target):
         stage.reduced.fill_(0.25)
