@@ -181,8 +181,7 @@ class Coordinator:
             self._plan = self._first_plan(self.members.first_nodes())
             with self._table.together():
                 self._publish(self._plan)
-                groups = ", ".join(f"{node} {pid}" for node, pid in self.members.groups().items())
-                self._reporter.note(f"started, with process groups: {groups}")
+                self._headway.say_started(self._plan)
             return
         published = self._table.get(f"plan/{int(epoch)}")
         assert published is not None, f"epoch {int(epoch)} has no plan"

@@ -157,10 +157,10 @@ class Drainer:
         return {node: notices[node] for *_, node in urgent}
 
     def _notices(self) -> dict[str, Notice]:
-        """By node that is there the newest word, oldest first."""
-        known, notices = self._members.groups(), {}
+        """By node that is there, or was until it was lost, the newest word, oldest first."""
+        notices = {}
         for node, text in self._under(NOTICED).items():
-            if node in known and node not in self._members.drained:
+            if self._members.has_joined(node) and node not in self._members.drained:
                 notices[node] = Notice.from_json(text)
         return notices
 

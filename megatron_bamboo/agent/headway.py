@@ -1,12 +1,12 @@
 """How far a job is, as its workers report it in the store: each report is said once.
 
 A report is of a step that has passed, of a save or an evaluation that has ended, or of a node that
-is there again.
+comes or is there again.
 """
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from megatron_bamboo.agent.job import JobShape
@@ -19,7 +19,7 @@ from megatron_bamboo.membership.lives import last_life
 from megatron_bamboo.membership.restores import Restores
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import Emitter
-from megatron_bamboo.planner.plan import Checkpoint
+from megatron_bamboo.planner.plan import Checkpoint, Plan
 
 EVALUATED = "evaluated/"
 EVALUATION = "evaluation/"
@@ -73,7 +73,7 @@ class Headway:
         self._say_loaded()
         self._say_evaluations()
         self._say_saves()
-        self._say_returned()
+        self._say_newcomers()
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -138,14 +138,27 @@ class Headway:
                 for difference in report.differences:
                     self._events.emit("difference", step=report.step, what=difference)
 
-    def _say_returned(self) -> None:
-        """Where a lost node is there again its user may want to know its process group."""
-        if not (returned := self._members.returned()):
-            return
+    def say_started(self, plan: Plan) -> None:
+        """Say by which process groups those who train, and standbys, can be ended."""
         groups = self._members.groups()
-        for node in returned:
-            line = f"{last_life(node)} is back as {node}, with process group {groups[node]}"
-            self._reporter.once(f"returned/{node}", line)
+        trains = [node for node in plan.nodes if node in groups]
+        waits = [node for node in groups if node not in plan.nodes]
+        line = f"started, with process groups: {_named(groups, trains)}"
+        with self._table.together():
+            for node in groups:
+                is_new(self._table, f"newcomer/{node}")
+            self._reporter.note(f"{line}; standbys: {_named(groups, waits)}" if waits else line)
+
+    def _say_newcomers(self) -> None:
+        """Of a node that comes, or is there again, its user may want to know its process group."""
+        has_begun = self._table.get("epoch") is not None
+        for node, group in self._members.groups().items():
+            if (lost := last_life(node)) is not None:
+                line = f"{lost} is back as {node}, with process group {group}"
+                self._reporter.once(f"returned/{node}", line)
+            elif has_begun:
+                line = f"{node} has joined as a standby, with process group {group}"
+                self._reporter.once(f"newcomer/{node}", line)
 
     def _say_loaded(self) -> None:
         """Where a worker is ready it has loaded the checkpoint, if there is one; said once."""
@@ -178,3 +191,7 @@ class Headway:
             self._reporter.saved(step, folder, saved["seconds"], failure)
             if failure is None:
                 self._checkpoint = (step, folder)
+
+
+def _named(groups: Mapping[str, int], nodes: Sequence[str]) -> str:
+    return ", ".join(f"{node} {groups[node]}" for node in nodes)

@@ -124,9 +124,14 @@ class Members:
         gone = self.lost.keys() | self.drained.keys()
         return [node for node in self._agents if node not in gone]
 
+    def has_joined(self, node: str) -> bool:
+        """Whether a node has ever said hello."""
+        return node in self._agents
+
     def groups(self) -> dict[str, int]:
-        """By node its process group: one SIGKILL to it and the node is gone."""
-        return {node: agent["pid"] for node, agent in sorted(self._agents.items())}
+        """By node that is there its process group: one SIGKILL to it and the node is gone."""
+        present = sorted(self._present(), key=_numbers_as_such)
+        return {node: self._agents[node]["pid"] for node in present}
 
     def waiting_standbys(self) -> tuple[str, ...]:
         """The live standbys that have joined, those last that were lost before; in an open job all

@@ -29,6 +29,8 @@ from megatron_bamboo.planner.plan import Checkpoint, Plan
 from megatron_bamboo.planner.taking_over import NoHolder
 
 NODES = tuple(f"node{number}" for number in range(4))
+LATER = ("node6", "node7", "node8", "node9")
+"""Nodes of which an open job hears when they join."""
 VECTOR = ((2.5).hex(),)
 
 
@@ -70,6 +72,7 @@ class Cluster:
         tmp_path: Path,
         deadlines: Deadlines,
         standbys: Sequence[str] = (),
+        nodes: Sequence[str] = NODES,
         **more: Any,
     ) -> None:
         shape = JobShape(
@@ -77,12 +80,12 @@ class Cluster:
         )
         self.memory = Memory()
         self.table = Table(self.memory)
-        spec = JobSpec(NODES, shape, tmp_path, deadlines=deadlines, standbys=tuple(standbys))
+        spec = JobSpec(tuple(nodes), shape, tmp_path, deadlines=deadlines, standbys=tuple(standbys))
         reporter, events = Reporter(self.table, shape), Announcer(self.table, "coordinator")
         self.coordinator = Coordinator(spec, self.table, events, reporter)
         self.links = {
             node: AgentLink(node, 100, Writer())  # type: ignore[arg-type]
-            for node in (*NODES, *standbys)
+            for node in (*NODES, *standbys, *LATER)
         }
 
     @property
@@ -181,6 +184,39 @@ def test_a_change_of_epoch_from_hello_to_done(lead: Lead) -> None:
     said = lead(story).said
     assert sum("iteration        1/" in line for line in said) == 1
     assert sum("lost node2 (its connection closed); epoch 1" in line for line in said) == 1
+
+
+def test_the_line_of_the_start_names_those_who_train_and_standbys_and_none_that_was_lost(
+    lead: Lead,
+) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.join("node0", "node1")
+        cluster.lose("node1")
+        cluster.join("node6", "node2", "node3", "node7")
+        cluster.lose("node2")
+        assert (await cluster.plan(0)).nodes == ("node0", "node3", "node6", "node7")
+        cluster.join("node8")
+        await cluster.until(lambda: any("node8" in line for line in cluster.said))
+        cluster.finish("node0", "node3", "node6", "node7")
+
+    said = [line.split("] ", 1)[1] for line in lead(story, nodes=()).said]
+    assert said[:2] == [
+        "started, with process groups: node0 100, node3 100, node6 100, node7 100",
+        "node8 has joined as a standby, with process group 100",
+    ]
+
+
+def test_the_line_of_the_start_names_standbys_as_such(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        cluster.join("node4", *NODES)
+        await cluster.plan(0)
+        cluster.finish(*NODES)
+
+    said = lead(story, standbys=("node4",)).said
+    assert said[0].endswith(
+        "started, with process groups: node0 100, node1 100, node2 100, node3 100; "
+        "standbys: node4 100"
+    )
 
 
 def ask_to_stop(cluster: Cluster, saves: bool) -> None:
