@@ -83,7 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=JOIN_SECONDS,
         metavar="SECONDS",
-        help=f"for as many nodes to join as are wanted ({JOIN_SECONDS:g})",
+        help="for as many nodes to join as are wanted, and where all were lost and others can "
+        f"begin again, for the first one ({JOIN_SECONDS:g})",
     )
     add_script(parser)
 

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from megatron_bamboo.agent.calls import Calls
 from megatron_bamboo.agent.drainer import Drainer
 from megatron_bamboo.agent.ending import Ending
+from megatron_bamboo.agent.gatherer import AWAITED, Gatherer
 from megatron_bamboo.agent.grower import Grower
 from megatron_bamboo.agent.headway import EVALUATED, EVALUATION, Headway
 from megatron_bamboo.agent.healer import Healer
@@ -66,7 +67,7 @@ from megatron_bamboo.schedule.redundancy import Redundancy
 # their plans: all who live have followed the newest one.
 STEPS_TO_FORM_GROUPS = 2
 
-EPOCH_KEYS = ("group/", "progress/", "record/", "ending/", "plan/")
+EPOCH_KEYS = ("group/", "progress/", "record/", "ending/", "plan/", AWAITED)
 """Before the number of an epoch: what belongs to it alone."""
 FIRST_PLAN = "plan/0"
 """By it each node that comes, however late, sees whether it is a standby."""
@@ -129,6 +130,7 @@ class Coordinator:
         self._headway = Headway(shape, table, self.members, events, reporter)
         told = (table, events, reporter)
         self._restorer = Restorer(spec, self.members, calls, *told, self._headway)
+        self._gatherer = Gatherer(spec, self.members, self._restorer, *told, self._hear)
         self._holder = Holder(spec, calls, self._headway, reporter)
         self._renewer = Renewer(shape, self.members, self._restorer, self._headway, events)
         self._steps_in_epoch = 0
@@ -260,7 +262,9 @@ class Coordinator:
         if wish is None:
             return
         is_held = self._holder.waits(self._plan) and self._holder.may_change(self._plan)
-        if not wish.saves or is_held or self._table.get("epoch") is None:
+        # Where nobody is left nobody has anything to save.
+        is_waiting = self._table.get(f"{AWAITED}{self._plan.epoch}") is not None
+        if not wish.saves or is_held or is_waiting or self._table.get("epoch") is None:
             raise self._stopped(wish)
         self._reporter.once(STOP_KEY, f"ends after this step ({wish.cause})")
         self.members.ask_to_end()
@@ -459,11 +463,8 @@ class Coordinator:
         if self._wish() is not None:
             raise error
         self._restorer.check(before, error, self._passed_step(decision))
-        until = time.monotonic() + self._deadlines.joining_seconds
-        while not (nodes := self._restorer.nodes(before, freed)):
-            if not self._restorer.awaits_nodes or not await self._hear(until):
-                raise error
-        self._begin_again(nodes, str(error), decision)
+        nodes, why = await self._gatherer.gather(before, freed, error)
+        self._begin_again(nodes, why, decision)
 
     def _begin_again(self, nodes: tuple[str, ...], why: str, decision: StepDecision | None) -> None:
         self._look()

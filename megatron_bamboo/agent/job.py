@@ -227,6 +227,10 @@ class Deadlines:
     """For the record of a worker that is still starting."""
     joining_seconds: float = 120.0
     """For so many agents as are wanted to say hello."""
+    gathering_seconds: float = 5.0
+    """Where nobody was left: without a newcomer, before those who have come begin again. Machines
+    that an allocation brings come within seconds of each other; another return to the checkpoint
+    costs more than this."""
     stall_seconds: float = 1800.0
     """Without an iteration or an epoch, before the job ends."""
     store_seconds: float = 600.0

@@ -261,8 +261,9 @@ class BambooOptions:
     )
     bamboo_on_no_holder: OnNoHolder | None = _option(
         "where no live node has some of the state: stop (the job ends) or restore (all who live "
-        "begin again from the last checkpoint, or from the beginning if there is none; default: "
-        "restore with --save or --load, else stop)",
+        "begin again from the last checkpoint, or from the beginning if there is none, on fewer "
+        "pipelines if need be, and then with the bits of these; default: restore with --save or "
+        "--load, else stop)",
         None,
         tuple(OnNoHolder),
     )

@@ -4,7 +4,8 @@ A checkpoint knows nothing of pipelines or nodes, so any will do. The pipelines 
 beginning, since it is known that such stages fit into the nodes' memory. With fewer nodes some run
 two stages, as they would after takeovers, and have room for it for the same reason; each pipeline
 keeps its microbatches, and what is trained has the same bits. Where that is not enough the last
-pipelines are dissolved, and the others do their work. One node at least can always go on.
+pipelines are dissolved, and the others do their work: gradients are summed in another order, so the
+bits are those of this arrangement, which the reason says. One node at least can always go on.
 
 A rank that has no node is a vacancy like a victim's: a standby that comes later takes it.
 """
@@ -44,7 +45,7 @@ def begin_again(
         pipelines,
         lost=tuple(sorted(lost)),
         decision=None,
-        reason=f"all begin again from {checkpoint}, on {_in_words(pipelines)}",
+        reason=f"all begin again from {checkpoint}, on {_in_words(pipelines, begun)}",
         dismissed=tuple(n for n in plan.nodes if n not in placed and n not in lost),
         restored=checkpoint,
     )
@@ -110,7 +111,7 @@ def _placed(shape: PipelineShape, crew: Sequence[str], redundancy: Redundancy) -
     return pipeline if redundancy is Redundancy.NONE else protected(pipeline)
 
 
-def _in_words(pipelines: Sequence[PipelinePlan]) -> str:
+def _in_words(pipelines: Sequence[PipelinePlan], begun: Beginning) -> str:
     parts = [
         f"{counted(len(set(pipeline.stages)), 'node')} for the {pipeline.shape.num_stages} stages "
         f"of pipeline {number}"
@@ -119,4 +120,7 @@ def _in_words(pipelines: Sequence[PipelinePlan]) -> str:
         for number, pipeline in enumerate(pipelines)
     ]
     numbers = ", ".join(str(pipeline.shape.num_microbatches) for pipeline in pipelines)
-    return f"{', '.join(parts)}; microbatches {numbers}"
+    line = f"{', '.join(parts)}; microbatches {numbers}"
+    if tuple(pipeline.shape for pipeline in pipelines) == begun.arrangement.pipelines:
+        return line
+    return f"{line}; from here on the bits are those of this arrangement, not of the first one"

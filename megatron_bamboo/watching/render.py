@@ -13,7 +13,12 @@ from megatron_bamboo.watching.status import JobStatus, Phase, Progress, StageSta
 _BESIDE_CELLS = 14
 """Columns that the first column of a table takes."""
 _BETWEEN_CELLS = 3
-_STYLES = {Phase.RUNNING: "green", Phase.LEADERLESS: "yellow", Phase.ABANDONED: "red"}
+_STYLES = {
+    Phase.RUNNING: "green",
+    Phase.WAITING: "yellow",
+    Phase.LEADERLESS: "yellow",
+    Phase.ABANDONED: "red",
+}
 
 
 def render(status: JobStatus, width: int, zone: tzinfo | None = None) -> RenderableType:
@@ -38,7 +43,7 @@ def _headline(status: JobStatus) -> Text:
 
 
 def _facts(status: JobStatus) -> Iterator[str]:
-    yield _pace(status.progress, status.is_over)
+    yield _pace(status.progress, status.is_over or status.awaited is not None)
     if (training := _training(status.progress)) is not None:
         yield training
     yield _lead(status)
@@ -53,18 +58,24 @@ def _facts(status: JobStatus) -> Iterator[str]:
         f"{totals.drained}, returned {totals.returned}; takeovers {totals.takeovers}, planned "
         f"changes {totals.changes}"
     )
-    if status.standbys:
+    if (awaited := status.awaited) is not None:
+        come = f": {', '.join(awaited.there)}" if awaited.there else ""
+        yield (
+            f"waits up to {awaited.seconds:g} s for nodes; {len(awaited.there)} of "
+            f"{awaited.wanted} are there{come}"
+        )
+    elif status.standbys:
         yield f"standbys: {', '.join(map(_standby, status.standbys))}"
     if status.leaving:
         yield f"to leave: {', '.join(f'{node.node} ({node.notice})' for node in status.leaving)}"
 
 
-def _pace(progress: Progress, is_over: bool) -> str:
+def _pace(progress: Progress, stands: bool) -> str:
     line = f"step {progress.step} of {progress.last_step}"
     if progress.step_seconds is not None and progress.median_step_seconds is not None:
         median = progress.median_step_seconds
         line += f", {progress.step_seconds:.2f} s for it (median of the last {median:.2f} s)"
-        if not is_over:
+        if not stands:
             left = timedelta(seconds=round(median * (progress.last_step - progress.step)))
             line += f", about {left} left"
     if progress.saved_step is not None:
@@ -111,6 +122,9 @@ def _protection(status: JobStatus, zone: tzinfo | None) -> Text:
     alone = status.unprotected
     if not status.pipelines:
         return Text("no plan yet")
+    if unheld := status.unheld:
+        where = (f"stage {stage} of pipeline {number}" for number, stage in unheld)
+        return Text(f"no live node holds {', '.join(where)}", style="bold red")
     if not alone:
         return Text("every stage has two holders", style="green")
     where = (
@@ -152,6 +166,8 @@ def _blocks(widths: Sequence[int], room: int) -> Iterator[range]:
 
 def _cell(place: StageStatus) -> Text:
     cell = Text(place.node)
+    if not place.is_held:
+        return cell.append("\nno live holder", style="bold red")
     if place.shadow is None:
         cell.append("\nno replica", style="bold red")
     else:

@@ -18,6 +18,8 @@ class Phase(StrEnum):
     STARTING = "starting"
     """Its nodes have not all joined."""
     RUNNING = "running"
+    WAITING = "waiting for nodes"
+    """Nobody is left who could go on, and nodes may come."""
     LEADERLESS = "running without a coordinator"
     """Nobody leads for the moment: the nodes train on, and decisions wait."""
     ENDED = "ended"
@@ -57,6 +59,8 @@ class StageStatus:
     since_unix: float
     planned: tuple[str, ...] = ()
     """What a planned change makes of it."""
+    is_held: bool = True
+    """A live node has its state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,18 @@ class StandbyStatus:
     stage: int | None = None
     is_ready: bool = False
     """It has built what it will hold there."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedStatus:
+    """What a job waits for that nobody is left of."""
+
+    there: tuple[str, ...]
+    """The nodes that have come."""
+    wanted: int
+    """With so many it begins again at once."""
+    seconds: float
+    """So long it waits for the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +137,9 @@ class JobStatus:
     coordinator: CoordinatorStatus | None
     pipelines: tuple[tuple[StageStatus, ...], ...]
     nodes: tuple[str, ...]
-    """Those that train."""
+    """Those that train and were not lost."""
+    awaited: AwaitedStatus | None
+    """None where the job does not wait for nodes."""
     standbys: tuple[StandbyStatus, ...]
     leaving: tuple[LeavingStatus, ...]
     totals: Totals
@@ -130,12 +148,25 @@ class JobStatus:
 
     @property
     def unprotected(self) -> tuple[tuple[int, int, StageStatus], ...]:
-        """The stages without a replica, each with its pipeline's and its own number."""
+        """The stages that one node alone holds, each with its pipeline's and its own number."""
+        return tuple(
+            (number, stage, place)
+            for number, stage, place in self._places()
+            if place.is_held and place.shadow is None
+        )
+
+    @property
+    def unheld(self) -> tuple[tuple[int, int], ...]:
+        """The stages that no live node of their pipeline holds: its number and theirs."""
+        return tuple(
+            (number, stage) for number, stage, place in self._places() if not place.is_held
+        )
+
+    def _places(self) -> tuple[tuple[int, int, StageStatus], ...]:
         return tuple(
             (number, stage, place)
             for number, pipeline in enumerate(self.pipelines)
             for stage, place in enumerate(pipeline)
-            if place.shadow is None
         )
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatron_bamboo.agent.gatherer import AWAITED
 from megatron_bamboo.agent.job import JOB_FILE, JobShape
 from megatron_bamboo.agent.lead import limit_seconds
 from megatron_bamboo.agent.outcome import Outcome
@@ -116,7 +117,7 @@ def _keys(store: StoreSnapshot) -> dict[str, bytes]:
     keys = {key: value for prefix in _PREFIXES for key, value in store.items(prefix).items()}
     names = []
     if (epoch := store.get("epoch")) is not None:
-        names.append(f"plan/{int(epoch)}")
+        names += [f"plan/{int(epoch)}", f"{AWAITED}{int(epoch)}"]
     if (reported := store.get(REPORTED_KEY)) is not None:
         newest = int(reported)
         names += [f"passed/{step}" for step in range(newest - RECENT_STEPS + 1, newest + 1)]

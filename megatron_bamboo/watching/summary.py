@@ -4,6 +4,7 @@ import json
 import statistics
 from dataclasses import replace
 
+from megatron_bamboo.agent.gatherer import AWAITED
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.report import REPORTED_KEY
@@ -13,9 +14,11 @@ from megatron_bamboo.membership.leaving import DRAINED, GOING, NOTICED, Notice
 from megatron_bamboo.membership.workers import workers_of
 from megatron_bamboo.planner.draining import place_of
 from megatron_bamboo.planner.healing import Vacancy, vacancies
+from megatron_bamboo.planner.missing import missing_stages
 from megatron_bamboo.planner.plan import Plan, Transfer
 from megatron_bamboo.watching.history import History
 from megatron_bamboo.watching.status import (
+    AwaitedStatus,
     CoordinatorStatus,
     JobStatus,
     LeavingStatus,
@@ -54,7 +57,8 @@ def status_of(view: StoreView) -> JobStatus:
         epoch=None if plan is None else plan.epoch,
         coordinator=_coordinator(view),
         pipelines=() if plan is None else _pipelines(plan, history, view.shape),
-        nodes=() if plan is None else plan.nodes,
+        nodes=() if plan is None else tuple(n for n in plan.nodes if n not in _lost(view)),
+        awaited=None if plan is None else _awaited(view, plan),
         standbys=() if plan is None else _standbys(view, plan),
         leaving=_leaving(view),
         totals=Totals(
@@ -93,7 +97,9 @@ def _phase(view: StoreView, plan: Plan | None) -> Phase:
         return Phase.ABANDONED
     if not view.leader_leads:
         return Phase.LEADERLESS
-    return Phase.STARTING if plan is None else Phase.RUNNING
+    if plan is None:
+        return Phase.STARTING
+    return Phase.RUNNING if _awaited(view, plan) is None else Phase.WAITING
 
 
 def _ending(outcome: Outcome) -> str:
@@ -150,6 +156,7 @@ def _coordinator(view: StoreView) -> CoordinatorStatus | None:
 def _pipelines(
     plan: Plan, history: History, shape: JobShape
 ) -> tuple[tuple[StageStatus, ...], ...]:
+    missing = missing_stages(plan, {loss.node for loss in history.losses}, None)
     return tuple(
         tuple(
             StageStatus(
@@ -158,6 +165,7 @@ def _pipelines(
                 max(protection.since_step, shape.start_step),
                 protection.since_unix,
                 _planned(plan, number, stage),
+                (number, stage) not in missing,
             )
             for stage, (node, shadow, protection) in enumerate(
                 zip(pipeline.stages, pipeline.replicas, history.protection[number], strict=True)
@@ -193,10 +201,22 @@ def _standbys(view: StoreView, plan: Plan) -> tuple[StandbyStatus, ...]:
     return tuple(_standby(view, plan, node) for node in joined if node not in busy)
 
 
+def _awaited(view: StoreView, plan: Plan) -> AwaitedStatus | None:
+    """What the job waits for, if it does so since the plan's epoch has ended."""
+    value = view.keys.get(f"{AWAITED}{plan.epoch}")
+    if value is None or view.outcome is not None:
+        return None
+    there = tuple(standby.node for standby in _standbys(view, plan))
+    return AwaitedStatus(there, **json.loads(value))
+
+
+def _lost(view: StoreView) -> set[str]:
+    return {loss.node for loss in view.history.losses}
+
+
 def _gone(view: StoreView) -> set[str]:
     """The nodes that have ended, however."""
-    lost = {loss.node for loss in view.history.losses}
-    return lost | {*view.under("finished/"), *view.under(DRAINED)}
+    return _lost(view) | {*view.under("finished/"), *view.under(DRAINED)}
 
 
 def _leaving(view: StoreView) -> tuple[LeavingStatus, ...]:

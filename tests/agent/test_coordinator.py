@@ -533,6 +533,87 @@ def test_all_who_live_begin_again_from_the_last_save(lead: Lead) -> None:
     ]
 
 
+async def lose_all(cluster: Cluster) -> None:
+    """Let an open job lose its first nodes, all together, and wait for others."""
+    cluster.join(*NODES)
+    await cluster.plan(0)
+    cluster.confirm(1, 0)
+    await cluster.until(lambda: cluster.said_iterations() == 1)
+    for node in NODES:
+        cluster.lose(node)
+    assert await cluster.table.wait(["awaited/0"], 5) == ()
+
+
+def of_waiting(cluster: Cluster) -> list[str]:
+    return [
+        line.split("] ", 1)[1] for line in cluster.said if "nodes" in line and "no live" in line
+    ]
+
+
+def test_a_job_of_which_nobody_is_left_says_at_once_that_it_waits_and_begins_with_all_who_come(
+    lead: Lead, tmp_path: Path
+) -> None:
+    async def story(cluster: Cluster) -> None:
+        await lose_all(cluster)
+        assert len(of_waiting(cluster)) == 1
+        for node in LATER:
+            assert cluster.table.get("plan/1") is None
+            cluster.join(node)
+            await asyncio.sleep(0.01)
+        plan = await cluster.plan(1)
+        assert plan.pipelines[0].stages == LATER
+        assert plan.restored == Checkpoint(0, None)
+        cluster.finish(*LATER)
+
+    limits = Deadlines(gathering_seconds=60.0)
+    cluster = lead(story, limits, nodes=(), restores=True, policy="bamboo")
+    line, begun = of_waiting(cluster)
+    assert line == (
+        "lost node0, node1, node2, node3 (its connection closed): pipeline 0: stage 0 has no live "
+        "holder (node0 and node3 are both lost); waits up to 120 s for nodes; they join with "
+        f"bamboo agent --join {tmp_path}/coordinator.json"
+    )
+    assert begun.endswith(
+        "are both lost); all 4 nodes are there: 1 iteration with 2 samples are undone, to be done "
+        "again"
+    )
+    (event,) = (
+        fact["event"]
+        for fact in cluster.memory.facts
+        if fact.get("event", {}).get("event") == "waits_for_nodes"
+    )
+    assert (event["lost"], event["wanted"], event["seconds"]) == (list(NODES), 4, 120.0)
+    assert event["unheld"] == [[0, 0], [0, 1], [0, 2], [0, 3]]
+
+
+def test_with_no_other_newcomer_for_a_while_those_begin_who_are_there(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        await lose_all(cluster)
+        cluster.join("node6")
+        cluster.lose("node6")
+        cluster.join("node7", "node8")
+        plan = await cluster.plan(1)
+        assert plan.pipelines[0].stages == ("node7", "node7", "node8", "node8")
+        cluster.finish("node7", "node8")
+
+    cluster = lead(story, Deadlines(gathering_seconds=0.2), nodes=(), restores=True)
+    assert "2 of 4 nodes are there, and for 0.2 s no other has come" in of_waiting(cluster)[1]
+
+
+def test_where_nobody_comes_in_time_the_stage_without_a_holder_is_the_end(lead: Lead) -> None:
+    with pytest.raises(NoHolder, match="stage 0 has no live holder"):
+        lead(lose_all, Deadlines(joining_seconds=0.5), nodes=(), restores=True)
+
+
+def test_a_job_that_waits_for_nodes_has_nothing_to_save_and_ends_as_asked(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        await lose_all(cluster)
+        ask_to_stop(cluster, saves=True)
+
+    with pytest.raises(JobStopped, match=r"stopped after step 1 of 9 \(a test\)"):
+        lead(story, nodes=(), restores=True)
+
+
 def test_all_nodes_lost_together_are_the_end(lead: Lead) -> None:
     async def story(cluster: Cluster) -> None:
         cluster.join(*NODES)

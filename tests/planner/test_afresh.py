@@ -56,6 +56,7 @@ def test_with_fewer_nodes_some_run_two_stages_and_no_microbatch_moves() -> None:
     assert second.stages == ("node4", "node4", "node5", "node5")
     assert second.replicas == ("node5", "node5", "node4", "node4")
     assert (plan.arrangement.microbatches, plan.dismissed) == ((4, 4), ())
+    assert "bits" not in plan.reason
 
 
 def test_a_standby_takes_a_place_that_has_had_nobody() -> None:
@@ -71,6 +72,11 @@ def test_pipelines_for_which_there_are_too_few_nodes_are_dissolved() -> None:
     first, second = plan.pipelines
     assert len(set(first.stages)) == 3
     assert (second.stages, plan.arrangement.microbatches) == ((), (8, 0))
+    assert plan.reason == (
+        "all begin again from step 5 in /saves, on 3 nodes for the 4 stages of pipeline 0, none "
+        "for pipeline 1; microbatches 8, 0; from here on the bits are those of this arrangement, "
+        "not of the first one"
+    )
     without = again(4, 2, {"node0"}, redundancy=Redundancy.NONE)
     assert without.arrangement.microbatches == (8, 0)
     assert len(set(without.pipelines[0].stages)) == 4

@@ -83,6 +83,13 @@ class Story:
         self.line(f"lost {', '.join(nodes)} ({cause}); epoch {self.plan.epoch}")
         return self
 
+    def wait_for_nodes(self, cause: str = "its connection closed") -> "Story":
+        """All that train are lost, and others may come."""
+        for node in self.plan.nodes:
+            self.event("loss", node=node, cause=cause)
+        self.keys[f"awaited/{self.plan.epoch}"] = b'{"wanted": 6, "seconds": 3600.0}'
+        return self
+
     def call(self, standby: str, pipeline: int, rank: int, is_ready: bool) -> None:
         place = {"pipeline": pipeline, "rank": rank, "stages": [0]}
         self.keys[f"called/{standby}"] = json.dumps(place).encode()

@@ -39,9 +39,11 @@ bamboo_gradient_norm 1.5
 bamboo_step_seconds 0.25
 bamboo_checkpoint_step 5.0
 bamboo_nodes 5.0
+bamboo_waits_for_nodes 0.0
 bamboo_standbys 2.0
 bamboo_nodes_leaving 0.0
 bamboo_stages_without_replica 2.0
+bamboo_stages_without_holder 0.0
 bamboo_epoch 1.0
 bamboo_coordinator_generation 1.0
 bamboo_coordinator_leads 1.0
@@ -78,6 +80,17 @@ def test_the_text_that_is_exposed() -> None:
     assert all((kind == "counter") == name.endswith("_total") for name, kind in types)
     helps = [line.split(maxsplit=3)[3] for line in text.splitlines() if line.startswith("# HELP")]
     assert len(helps) == len(set(helps)) == len(types)
+
+
+def test_a_job_that_waits_for_nodes_does_not_look_healthy() -> None:
+    story = Story().begin().wait_for_nodes()
+    story.join("node1.2")
+    samples = exposed(status_of(story.view())).splitlines()
+    for name, value in (
+        *(("nodes", 0.0), ("standbys", 1.0), ("waits_for_nodes", 1.0)),
+        *(("stages_without_holder", 6.0), ("stages_without_replica", 0.0)),
+    ):
+        assert f"bamboo_{name} {value}" in samples
 
 
 def test_it_parses_back() -> None:

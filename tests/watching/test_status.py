@@ -7,14 +7,15 @@ from datetime import UTC
 
 import pytest
 from rich.console import Console
-from story import LAST_STEP, Story
+from story import LAST_STEP, NODES, Story
 
 from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.membership.leaving import Notice
 from megatron_bamboo.planner.draining import drain
 from megatron_bamboo.planner.healing import Vacancy
+from megatron_bamboo.planner.plan import initial_plan
 from megatron_bamboo.watching.render import render
-from megatron_bamboo.watching.status import JobStatus, Phase, StandbyStatus
+from megatron_bamboo.watching.status import AwaitedStatus, JobStatus, Phase, StandbyStatus
 from megatron_bamboo.watching.summary import status_of
 
 UNPROTECTED = """\
@@ -56,6 +57,41 @@ def healing() -> Story:
 
 def test_a_loss_and_what_is_to_mend_it_are_shown() -> None:
     assert shown(status_of(healing().view())) == UNPROTECTED
+
+
+def test_a_job_of_which_nobody_is_left_waits_for_nodes_and_is_not_healthy() -> None:
+    story = Story().begin().train(2).wait_for_nodes()
+    story.join("node0.2")
+    status = status_of(story.view())
+    assert (status.phase, status.nodes) == (Phase.WAITING, ())
+    assert status.awaited == AwaitedStatus(("node0.2",), 6, 3600.0)
+    assert (len(status.unheld), status.unprotected) == (6, ())
+    text = shown(status)
+    assert "job runs/tale: waiting for nodes\n" in text
+    assert "\n0 nodes train; lost so far 6," in text
+    assert "\nwaits up to 3600 s for nodes; 1 of 6 are there: node0.2\n" in text
+    assert "no live node holds stage 0 of pipeline 0, stage 1 of pipeline 0," in text
+    assert text.count("no live holder") == 6 and "left" not in text
+    told = json.loads(status.to_json())
+    assert told["awaited"] == {"there": ["node0.2"], "wanted": 6, "seconds": 3600.0}
+    assert not any(place["is_held"] for pipeline in told["pipelines"] for place in pipeline)
+
+
+def test_a_job_that_has_begun_again_waits_no_more() -> None:
+    story = Story().begin().train(2).wait_for_nodes()
+    names = tuple(f"{node}.2" for node in NODES)
+    for name in names:
+        story.join(name)
+    story.publish(replace(initial_plan(names, story.plan.arrangement, "lazy"), epoch=1))
+    status = status_of(story.view())
+    assert (status.phase, status.nodes, status.awaited) == (Phase.RUNNING, names, None)
+    assert "every stage has two holders" in shown(status)
+
+
+def test_a_job_that_has_waited_in_vain_waits_no_more() -> None:
+    outcome = Outcome(Status.NO_HOLDER, "pipeline 0: stage 0 has no live holder", ())
+    status = status_of(Story().begin().wait_for_nodes().view(outcome=outcome))
+    assert (status.phase, status.nodes, status.awaited) == (Phase.ENDED, (), None)
 
 
 def test_after_the_change_every_stage_has_two_holders() -> None:
@@ -201,5 +237,6 @@ def test_json_holds_all_of_it_and_no_number_that_is_none() -> None:
         "since_step": 5,
         "since_unix": 1_000_000_015.0,
         "planned": ["node6 runs it after step 8"],
+        "is_held": True,
     }
     assert values["totals"]["losses"][0]["node"] == "node1"
