@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from megatron_bamboo.agent.former_job import check_is_new
 from megatron_bamboo.agent.invitation import Invitation, difference_here
 from megatron_bamboo.agent.job import JobShape, JobSpec
-from megatron_bamboo.agent.job_folder import FolderHeld, check_is_new, goes_on, held
+from megatron_bamboo.agent.job_folder import FolderHeld, goes_on, held
 from megatron_bamboo.agent.limits import allow_descriptors, coordinator_descriptors
 from megatron_bamboo.agent.marks import Marks, code_marks
 from megatron_bamboo.agent.outcome import Status
@@ -39,6 +40,7 @@ from megatron_bamboo.agent.standing_by import (
     await_turn,
     check_nobody_leads_elsewhere,
 )
+from megatron_bamboo.agent.write_trouble import written_to
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.secret_file import check_secret
@@ -193,7 +195,8 @@ def _lead(
         check_store(job_dir, args.store)
         check_nobody_leads_elsewhere(job_dir)
     else:
-        begin_store(job_dir, args.store)
+        with written_to(job_dir):
+            begin_store(job_dir, args.store)
         status = prepare(command_of(args), args.nodes, args.workers_per_node, job_dir)
         if status != 0:
             return status
@@ -245,7 +248,8 @@ def _invite(spec: JobSpec, command: Sequence[str], code: Marks, is_begun: bool) 
     invitation = Invitation.of(spec, command, code).to_json()
     path = spec.job_dir / INVITATION_FILE
     if not is_begun:
-        path.write_text(invitation)
+        with written_to(spec.job_dir):
+            path.write_text(invitation)
     elif not path.exists() or path.read_text() != invitation:
         raise UserError(
             f"--job-dir {spec.job_dir} holds a job that was begun with other options, and has not "

@@ -10,13 +10,10 @@ from pathlib import Path
 
 from megatron_bamboo.agent.job import JOB_FILE
 from megatron_bamboo.agent.outcome import OUTCOME_FILE
-from megatron_bamboo.agent.telling import LOSSES_FILE
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.stores import has_begun
 
 LOCK_FILE = "lock"
-LEAST_ROOM_BYTES = 1 << 16
-"""Less is less than the job's store may need for a write."""
 
 
 class FolderHeld(UserError):
@@ -66,14 +63,6 @@ def held(job_dir: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def check_is_new(job_dir: Path) -> None:
-    """UserError if there was a job in this folder; a job file alone was left by options that were
-    refused."""
-    traces = (LOSSES_FILE, "events", "logs", "state", OUTCOME_FILE)
-    if any((job_dir / name).exists() for name in traces):
-        raise UserError(f"{job_dir} already holds a run: give another --job-dir, or none")
-
-
 def goes_on(job_dir: Path) -> bool:
     """Whether there is a job in this folder that has begun and not ended.
 
@@ -82,19 +71,6 @@ def goes_on(job_dir: Path) -> bool:
     """
     is_prepared = (job_dir / JOB_FILE).exists() and not (job_dir / OUTCOME_FILE).exists()
     return is_prepared and has_begun(job_dir)
-
-
-def lack_of_room(job_dir: Path) -> str:
-    """What to add to a line about a failure: that the folder has no room left, if that is so.
-
-    The log that would say it may have had none either.
-    """
-    try:
-        room = os.statvfs(job_dir)
-    except OSError:
-        return ""
-    is_full = room.f_blocks > 0 and room.f_bavail * room.f_frsize < LEAST_ROOM_BYTES
-    return f"; the file system of {job_dir} has no room left" if is_full else ""
 
 
 def _open_lock(job_dir: Path) -> int:

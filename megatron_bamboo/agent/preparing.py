@@ -16,6 +16,7 @@ from megatron_bamboo.agent.job import JOB_FILE, MOST_FAILURES, Deadlines, JobSha
 from megatron_bamboo.agent.outcome import Status
 from megatron_bamboo.agent.process import blocked_interrupts, spawn
 from megatron_bamboo.agent.sizes import check_order
+from megatron_bamboo.agent.write_trouble import lack_of_room
 from megatron_bamboo.cloud.watch import NO_SOURCE, source_of
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.secret_file import add_secret_option
@@ -142,7 +143,8 @@ def prepare(command: Sequence[str], num_nodes: int, workers_per_node: int, job_d
             process.wait()
         raise
     if status not in (0, Status.USER_ERROR):
-        print(f"bamboo: {command[0]} failed while preparing ({status})", file=sys.stderr)
+        room = lack_of_room(job_dir)
+        print(f"bamboo: {command[0]} failed while preparing ({status}){room}", file=sys.stderr)
         return Status.FAILED
     return status
 

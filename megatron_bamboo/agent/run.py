@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_bamboo.agent.agent import forked_node, spawned_worker
+from megatron_bamboo.agent.former_job import check_is_new
 from megatron_bamboo.agent.interfaces import LOOPBACK, check_interface
 from megatron_bamboo.agent.job import (
     Injection,
@@ -24,7 +25,7 @@ from megatron_bamboo.agent.job import (
     first_cut,
     parse_injections,
 )
-from megatron_bamboo.agent.job_folder import check_is_new, held
+from megatron_bamboo.agent.job_folder import held
 from megatron_bamboo.agent.limits import (
     allow_descriptors,
     allow_locked_memory,
@@ -52,6 +53,7 @@ from megatron_bamboo.agent.screen import (
     screen,
     told_to_end,
 )
+from megatron_bamboo.agent.write_trouble import written_to
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.secret_file import check_secret
 from megatron_bamboo.membership.stores import begin_store
@@ -117,9 +119,10 @@ def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
     limits = deadlines(args)
     job_dir = (args.job_dir or Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")).absolute()
     with held(job_dir), interruptible(), told_to_end() as must_end:
-        check_is_new(job_dir)
+        check_is_new(job_dir, "another --job-dir, or none")
         check_secret(job_dir, args.secret_file)
-        begin_store(job_dir, args.store)
+        with written_to(job_dir):
+            begin_store(job_dir, args.store)
         try:
             status = prepare(command_of(args), args.nodes, args.workers_per_node, job_dir)
             if status != 0:

@@ -26,6 +26,7 @@ from megatron_bamboo.agent.process import NodeHandle, adopted_orphans, blocked_i
 from megatron_bamboo.agent.supervisor import Supervisor
 from megatron_bamboo.agent.telling import Teller
 from megatron_bamboo.agent.write_faults import remaining_write_faults
+from megatron_bamboo.agent.write_trouble import written_to
 from megatron_bamboo.membership.keys import Secret
 from megatron_bamboo.membership.secret_file import find_or_make_secret
 from megatron_bamboo.membership.stores import post_end
@@ -66,11 +67,12 @@ def run_job(
         outcome = Outcome(Status.FINISHED)
         outcome.write(spec.job_dir)
         return outcome
-    secret = find_or_make_secret(spec.job_dir, spec.secret_file)
-    (spec.job_dir / "logs").mkdir(exist_ok=True)
+    with written_to(spec.job_dir):
+        secret = find_or_make_secret(spec.job_dir, spec.secret_file)
+        (spec.job_dir / "logs").mkdir(exist_ok=True)
+        teller = Teller(spec.job_dir, say, advance)
     if spec.has_networks:
         spec = replace(spec, host=HUB_ADDRESS, interface=LINK)
-    teller = Teller(spec.job_dir, say, advance)
     nodes = _nodes(spec, secret, start_node, differs, say)
     supervisor = Supervisor(spec, secret, teller, nodes, must_end)
     outcome = Outcome(Status.FAILED, "its launcher failed")

@@ -14,23 +14,21 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from megatron_bamboo.agent.job import JobSpec
-from megatron_bamboo.agent.job_folder import lack_of_room
 from megatron_bamboo.agent.lead import LOG_FILE, LeadStatus, lead_job, limit_seconds
 from megatron_bamboo.agent.nodes import Nodes
 from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.agent.process import blocked_interrupts, fork
 from megatron_bamboo.agent.telling import Teller
-from megatron_bamboo.errors import UserError
+from megatron_bamboo.agent.write_trouble import lack_of_room, written_to
 from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.clock import PatientClock
 from megatron_bamboo.membership.journal import LOCK_SECONDS
 from megatron_bamboo.membership.keys import Secret
 from megatron_bamboo.membership.leadership import Leader
-from megatron_bamboo.membership.stores import JobReader, open_reader
+from megatron_bamboo.membership.stores import open_reader
 
 LOOK_SECONDS = 0.05
 # So often within so many seconds, and the next one would die as well.
@@ -63,7 +61,8 @@ class Supervisor:
         self._teller = teller
         self._nodes = nodes
         self._must_end = must_end
-        self._reader = _open_journal(spec.job_dir)
+        with written_to(spec.job_dir):
+            self._reader = open_reader(spec.job_dir)
         self._running: dict[int, int] = {}  # by process id a descriptor that shows its end
         self._given_up: set[int] = set()
         self._newest = 0
@@ -211,16 +210,6 @@ class Supervisor:
     @staticmethod
     def _now() -> float:
         return time.monotonic()
-
-
-def _open_journal(job_dir: Path) -> JobReader:
-    try:
-        return open_reader(job_dir)
-    except sqlite3.Error as error:
-        raise UserError(
-            f"--job-dir {job_dir}: the job's store cannot be kept there ({error}): give a folder "
-            "on a file system of this machine"
-        ) from error
 
 
 class _BeatWatch:

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from etcd_cluster import cluster
 
-from megatron_bamboo.agent import job_folder
 from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec
 from megatron_bamboo.agent.nodes import NodesElsewhere
 from megatron_bamboo.agent.outcome import Status
@@ -23,16 +22,6 @@ def test_what_cannot_be_removed_does_not_keep_it_from_ending(tmp_path: Path) -> 
     teller = Teller(tmp_path, lambda _: None)
     Supervisor(JobSpec((), shape, tmp_path), Secret(b"5" * 32), teller, NodesElsewhere()).close()
     teller.close()
-
-
-def test_a_folder_without_room_is_said_to_have_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert job_folder.lack_of_room(tmp_path) == ""
-    assert job_folder.lack_of_room(tmp_path / "gone") == ""
-    monkeypatch.setattr(job_folder, "LEAST_ROOM_BYTES", 1 << 70)
-    said = f"; the file system of {tmp_path} has no room left"
-    assert job_folder.lack_of_room(tmp_path) == said
 
 
 @pytest.mark.multiprocess
