@@ -73,14 +73,23 @@ class Cluster:
         deadlines: Deadlines,
         standbys: Sequence[str] = (),
         nodes: Sequence[str] = NODES,
+        respawn_seconds: float | None = None,
+        memory: Memory | None = None,
         **more: Any,
     ) -> None:
         shape = JobShape(
             equal_pipelines(4, 1, 2), "lazy", train_iters=9, global_batch_size=2, **more
         )
-        self.memory = Memory()
+        self.memory = Memory() if memory is None else memory
         self.table = Table(self.memory)
-        spec = JobSpec(tuple(nodes), shape, tmp_path, deadlines=deadlines, standbys=tuple(standbys))
+        spec = JobSpec(
+            tuple(nodes),
+            shape,
+            tmp_path,
+            deadlines=deadlines,
+            standbys=tuple(standbys),
+            respawn_seconds=respawn_seconds,
+        )
         reporter, events = Reporter(self.table, shape), Announcer(self.table, "coordinator")
         self.coordinator = Coordinator(spec, self.table, events, reporter)
         self.links = {
@@ -603,6 +612,40 @@ def test_with_no_other_newcomer_for_a_while_those_begin_who_are_there(lead: Lead
 def test_where_nobody_comes_in_time_the_stage_without_a_holder_is_the_end(lead: Lead) -> None:
     with pytest.raises(NoHolder, match="stage 0 has no live holder"):
         lead(lose_all, Deadlines(joining_seconds=0.5), nodes=(), restores=True)
+
+
+def test_the_next_coordinator_waits_on_and_does_not_say_it_again(
+    lead: Lead, tmp_path: Path
+) -> None:
+    first = Cluster(tmp_path, Deadlines(), nodes=(), restores=True)
+
+    async def until_all_are_lost() -> None:
+        leading = asyncio.create_task(first.coordinator.run())
+        await lose_all(first)
+        leading.cancel()
+
+    async def story(cluster: Cluster) -> None:
+        assert cluster.table.get("plan/1") is None
+        cluster.join(*LATER)
+        assert (await cluster.plan(1)).nodes == LATER
+        cluster.finish(*LATER)
+
+    asyncio.run(until_all_are_lost())
+    cluster = lead(story, nodes=(), restores=True, memory=first.memory)
+    assert sum("waits up to" in line for line in cluster.said) == 1
+
+
+def test_where_lost_nodes_are_started_again_they_are_waited_for(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        await lose_all(cluster)
+        again = tuple(f"{node}.2" for node in NODES)
+        cluster.links |= {node: AgentLink(node, 101, Writer()) for node in again}  # type: ignore[arg-type]
+        cluster.join(*again)
+        assert (await cluster.plan(1)).nodes == again
+        cluster.finish(*again)
+
+    line, _ = of_waiting(lead(story, respawn_seconds=7.0, restores=True))
+    assert line.endswith("; each lost one is started again 7 s after its loss")
 
 
 def test_a_job_that_waits_for_nodes_has_nothing_to_save_and_ends_as_asked(lead: Lead) -> None:
