@@ -75,6 +75,9 @@ FIRST_PLAN = "plan/0"
 LOOK_SECONDS = 0.25
 """How often the nodes' leases are looked at."""
 
+THERE_KEY = "there"
+"""Holds what was said last of who has come to a job that has not begun."""
+
 FAILED_KEY = "failed"
 """Written by a worker whose training cannot go on anywhere: the reason in one line."""
 
@@ -215,9 +218,22 @@ class Coordinator:
         until = time.monotonic() + seconds
         self._drainer.look_before_start()
         while missing := self.members.missing():
+            self._say_who_is_there()
             if not await self._hear(until):
                 raise JobFailed(f"{missing} did not start within {seconds:g} s")
             self._drainer.look_before_start()
+
+    def _say_who_is_there(self) -> None:
+        """Say of an open job that has not begun who has come and who is gone, when it changes."""
+        if not self.members.is_open:
+            return
+        for node, cause in self.members.lost.items():
+            self._reporter.once(f"early/{node}", f"lost {node} ({cause}) before the start")
+        line = self.members.there()
+        if line.encode() != (self._table.get(THERE_KEY) or self.members.there(()).encode()):
+            with self._table.together():
+                self._table.set(THERE_KEY, line.encode())
+                self._reporter.note(line)
 
     async def _await_step(self) -> None:
         seconds = self._deadlines.stall_seconds

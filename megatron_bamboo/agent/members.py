@@ -113,6 +113,12 @@ class Members:
             return f"{num_missing} of {self._num_open} nodes" if num_missing > 0 else ""
         return ", ".join(node for node in self._nodes if node not in self._agents)
 
+    def there(self, nodes: Sequence[str] | None = None) -> str:
+        """Who has come to an open job, in words; by default those who have."""
+        present = self._present() if nodes is None else nodes
+        names = f": {', '.join(present)}" if present else ""
+        return f"{len(present)} of {self._num_open} nodes are there{names}"
+
     def first_nodes(self) -> tuple[str, ...]:
         """Those that begin, in the order of their ranks; once none is missing."""
         if not self._num_open:

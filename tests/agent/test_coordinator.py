@@ -195,6 +195,27 @@ def test_a_change_of_epoch_from_hello_to_done(lead: Lead) -> None:
     assert sum("lost node2 (its connection closed); epoch 1" in line for line in said) == 1
 
 
+def test_while_an_open_job_waits_each_who_comes_or_goes_is_named(lead: Lead) -> None:
+    async def story(cluster: Cluster) -> None:
+        for come in ("node2", "node1"):
+            cluster.join(come)
+            await cluster.until(lambda come=come: come in "".join(cluster.said))
+        cluster.lose("node2")
+        await cluster.until(lambda: len(cluster.said) == 4)
+        cluster.join("node0", "node3", "node6")
+        await cluster.plan(0)
+        cluster.finish("node0", "node1", "node3", "node6")
+
+    lines = [line.partition("] ")[2] for line in lead(story, nodes=()).said[:5]]
+    assert lines[:4] == [
+        "1 of 4 nodes are there: node2",
+        "2 of 4 nodes are there: node2, node1",
+        "lost node2 (its connection closed) before the start",
+        "1 of 4 nodes are there: node1",
+    ]
+    assert lines[4].startswith("started")
+
+
 def test_the_line_of_the_start_names_those_who_train_and_standbys_and_none_that_was_lost(
     lead: Lead,
 ) -> None:
