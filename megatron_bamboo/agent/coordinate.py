@@ -45,6 +45,7 @@ from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.address import ADDRESS_FILE
 from megatron_bamboo.membership.secret_file import check_secret
 from megatron_bamboo.membership.stores import begin_store, check_store
+from megatron_bamboo.observe.events import read_events
 from megatron_bamboo.watching.endpoint import Endpoint
 
 INVITATION_FILE = "invitation.json"
@@ -111,8 +112,16 @@ def run(args: argparse.Namespace) -> int:
         try:
             return _lead(args, code, job_dir, host, endpoint, must_end)
         except KeyboardInterrupt:
-            say_line("bamboo coordinator: interrupted; the nodes end by themselves", sys.stderr)
+            say_line(f"bamboo coordinator: interrupted{_end_of(job_dir)}", sys.stderr)
             return Status.INTERRUPTED
+
+
+def _end_of(job_dir: Path) -> str:
+    """What becomes of an interrupted job."""
+    if not (job_dir / "events").is_dir():
+        return " while it prepared; nothing has begun"
+    came = any(event["event"] == "agent_joined" for event in read_events(job_dir / "events"))
+    return "; the nodes end by themselves" if came else "; no node had come"
 
 
 def _hold(job_dir: Path, stack: contextlib.ExitStack) -> None:
@@ -197,6 +206,7 @@ def _lead(
     else:
         with written_to(job_dir):
             begin_store(job_dir, args.store)
+        _say(f"prepares the job in {job_dir}: {args.script} checks its options")
         status = prepare(command_of(args), args.nodes, args.workers_per_node, job_dir)
         if status != 0:
             return status

@@ -63,6 +63,23 @@ def held(job_dir: Path) -> Iterator[None]:
         os.close(lock)
 
 
+def preparer(job_dir: Path) -> str | None:
+    """Who has the folder, as far as can be seen without a hand on its lock; None if nobody has.
+
+    A launcher on another machine counts as alive: its lock may be that machine's alone.
+    """
+    try:
+        words = (job_dir / LOCK_FILE).read_text().split()
+    except OSError:
+        return None
+    match words:
+        case ["process", pid, "on", host] if (
+            host != socket.gethostname() or Path("/proc", pid).exists()
+        ):
+            return " ".join(words)
+    return None
+
+
 def goes_on(job_dir: Path) -> bool:
     """Whether there is a job in this folder that has begun and not ended.
 

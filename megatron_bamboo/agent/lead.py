@@ -26,7 +26,7 @@ from megatron_bamboo.agent.write_faults import remaining_write_faults
 from megatron_bamboo.membership.address import ADDRESS_FILE, ADDRESS_KEY, Address, Signpost
 from megatron_bamboo.membership.keys import Secret
 from megatron_bamboo.membership.leadership import Deposed, Hooks, LeaderLives
-from megatron_bamboo.membership.stopping import STOP_KEY, StopWish
+from megatron_bamboo.membership.stopping import STOP_KEY, TOLD_TO_END, StopWish
 from megatron_bamboo.membership.store_server import StoreServer
 from megatron_bamboo.membership.stores import JobJournal, open_journal
 from megatron_bamboo.membership.table import Table
@@ -127,9 +127,9 @@ class _Lead:
             beats.cancel()
 
     def _wish_to_stop(self) -> None:
-        """The launcher says that the job's time is over."""
+        """The launcher was told that the job's time is over, or that it is to end."""
         if self._table.get(STOP_KEY) is None:
-            self._table.set(STOP_KEY, StopWish(True, "its time is over").to_json().encode())
+            self._table.set(STOP_KEY, StopWish(True, TOLD_TO_END).to_json().encode())
 
     def _address_of(self, server: StoreServer) -> Address:
         host, _, port = server.address.rpartition(":")

@@ -15,6 +15,7 @@ from megatron_bamboo.agent.job_folder import FolderHeld, held
 from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.leadership import Leader
+from megatron_bamboo.membership.stopping import TOLD_TO_END
 from megatron_bamboo.membership.stores import led_elsewhere
 
 LOOK_SECONDS = 0.2
@@ -50,7 +51,7 @@ def await_turn(
             say(f"stands by: {reason}")
             told = True
         if must_end():
-            say("its own time is over: ends without having led")
+            say(f"{TOLD_TO_END}: ends without having led")
             return Status.STOPPED
         time.sleep(LOOK_SECONDS)
     if (outcome := Outcome.read(job_dir)) is not None:

@@ -1,6 +1,7 @@
 """``bamboo stop``: end a running job, at once or after a save."""
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from megatron_bamboo.agent.asking import (
     running_job,
     store_of,
 )
+from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.outcome import Outcome
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.secret_file import add_secret_option
@@ -43,11 +45,22 @@ def run(args: argparse.Namespace) -> int:
     job_dir = running_job(args.job_dir, "JOB_DIR")
     with store_of(job_dir, args.secret_file) as client:
         client.set(STOP_KEY, StopWish(args.save, CAUSE).to_json().encode())
+    if args.save and not _saves(job_dir):
+        warning = "its script was started without --save: nothing can be saved"
+        print(f"bamboo stop: {warning}; the job ends after its step", file=sys.stderr)
     if args.wait == 0:
         print("the job knows that it is to end")
         return 0
     print(_await_outcome(job_dir, args.wait))
     return 0
+
+
+def _saves(job_dir: Path) -> bool:
+    """Whether a job can be saved, as far as is known."""
+    try:
+        return JobShape.read(job_dir).saves
+    except UserError:  # another version's
+        return True
 
 
 def _await_outcome(job_dir: Path, seconds: float) -> str:

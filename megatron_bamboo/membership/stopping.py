@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 STOP_KEY = "stop"
+TOLD_TO_END = "SIGUSR1, as at the end of its time"
+"""What a launcher was told by that signal, whoever sent it."""
 
 
 @dataclass(frozen=True, slots=True)

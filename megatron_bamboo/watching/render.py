@@ -53,8 +53,9 @@ def _facts(status: JobStatus) -> Iterator[str]:
             f"all went back to a checkpoint {totals.restores} times; {totals.undone_steps} steps "
             "were undone"
         )
+    train = "trained at the end" if status.is_over else "train"
     yield (
-        f"{len(status.nodes)} nodes train; lost so far {len(totals.losses)}, drained "
+        f"{len(status.nodes)} nodes {train}; lost so far {len(totals.losses)}, drained "
         f"{totals.drained}, returned {totals.returned}; takeovers {totals.takeovers}, planned "
         f"changes {totals.changes}"
     )
@@ -126,13 +127,14 @@ def _protection(status: JobStatus, zone: tzinfo | None) -> Text:
         where = (f"stage {stage} of pipeline {number}" for number, stage in unheld)
         return Text(f"no live node holds {', '.join(where)}", style="bold red")
     if not alone:
-        return Text("every stage has two holders", style="green")
+        return Text(f"every stage {'had' if status.is_over else 'has'} two holders", style="green")
     where = (
         f"stage {stage} of pipeline {number} since step {place.since_step} "
         f"({datetime.fromtimestamp(place.since_unix, zone):%H:%M:%S})"
         for number, stage, place in alone
     )
-    return Text(f"one node alone holds {', '.join(where)}", style="bold red")
+    holds = "held" if status.is_over else "holds"
+    return Text(f"one node alone {holds} {', '.join(where)}", style="bold red")
 
 
 def _tables(status: JobStatus, width: int) -> Iterator[Table]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from megatron_bamboo.agent.gatherer import AWAITED
 from megatron_bamboo.agent.job import JOB_FILE, JobShape
+from megatron_bamboo.agent.job_folder import preparer
 from megatron_bamboo.agent.lead import limit_seconds
 from megatron_bamboo.agent.outcome import Outcome
 from megatron_bamboo.agent.report import REPORTED_KEY
@@ -73,9 +74,14 @@ class StoreWatcher:
             UserError: there is no job, or its store cannot be read from here.
         """
         if not (self._job_dir / JOB_FILE).is_file():
+            if (who := preparer(self._job_dir)) is not None:
+                raise UserError(
+                    f"the job in {self._folder} is being prepared ({who}): look again when that "
+                    "says that it waits for nodes, or that it has started"
+                )
             raise UserError(
-                f"there is no job in {self._folder}: give the folder that bamboo run names in its "
-                "first line"
+                f"there is no job in {self._folder}: give the folder that bamboo run or bamboo "
+                "coordinator names in its first lines"
             )
         shape = JobShape.read(self._job_dir)
         # The outcome first: it is the last that is written, and what is read then is the end.

@@ -133,6 +133,7 @@ class OpenJob(Launch):
         *script_args: str,
         options: tuple[str, ...] = (),
         before: tuple[str, ...] = (),
+        script: Path = SCRIPT,
     ) -> "OpenJob":
         """Start the coordinator, or another one after its end.
 
@@ -140,7 +141,7 @@ class OpenJob(Launch):
             before: a program that runs it.
         """
         command = ["coordinator", "--job-dir", str(self.job_dir), "--nodes", str(nodes)]
-        command += [*options, str(SCRIPT), *script_args]
+        command += [*options, str(script), *script_args]
         self._process = self._spawn("coordinator", command, before)
         return self
 

@@ -22,6 +22,10 @@ pytestmark = pytest.mark.multiprocess
 LEASE = ("--lease", "30", "--pause", "0.01")
 """Nothing here is found by silence, so that a busy machine loses no node."""
 LONG = (*LEASE, "--iters", "100000")
+UNSAVED = (
+    "bamboo stop: its script was started without --save: nothing can be saved; the job ends after "
+    "its step\n"
+)
 
 
 def assert_nothing_runs(job: OpenJob) -> None:
@@ -169,6 +173,38 @@ def test_interrupting_a_node_leaves_nothing_of_it(open_job: OpenJob) -> None:
     assert job.said("a", "err") == "bamboo agent: interrupted; nothing of a is left\n"
 
 
+def test_a_coordinator_that_is_interrupted_before_its_nodes_came_says_so(
+    open_job: OpenJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = open_job.start(3, *LONG)
+    job.until((job.job_dir / ADDRESS_FILE).exists)
+    job.process.send_signal(signal.SIGINT)
+    assert job.process.wait(WAIT_SECONDS) == 130
+    assert job.err == "bamboo coordinator: interrupted; no node had come\n"
+    line = refused(capsys, *coordinator(job.job_dir))
+    assert "already holds a job, which has ended (status 130, interrupted): give another" in line
+    assert "nothing was trained in this one" in line
+
+
+def test_a_job_that_is_being_prepared_is_said_to_be(
+    open_job: OpenJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun, script = tmp_path / "begun", tmp_path / "slow.py"
+    script.write_text(f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\n")
+    with script.open("a") as file:
+        file.write("time.sleep(900)\n")
+    job = open_job.start(3, script=script)
+    job.until(begun.exists)
+    line = refused(capsys, "status", str(job.job_dir))
+    assert f"the job in {job.job_dir} is being prepared (process {job.process.pid} on " in line
+    assert f"prepares the job in {job.job_dir}: {script} checks its options" in job.out
+    job.process.send_signal(signal.SIGINT)
+    assert job.process.wait(WAIT_SECONDS) == 130
+    assert job.err == "bamboo coordinator: interrupted while it prepared; nothing has begun\n"
+    line = refused(capsys, "status", str(job.job_dir))
+    assert f"there is no job in {job.job_dir}: give the folder" in line
+
+
 def test_a_coordinator_that_is_started_again_goes_on_with_the_job(open_job: OpenJob) -> None:
     script = (*LEASE, "--iters", "60")
     job = open_job.start(3, *script).add("a", "b", "c")
@@ -224,8 +260,8 @@ def test_at_the_end_of_its_time_a_job_saves_and_the_next_one_goes_on(
     assert checkpoint.read_text() == str(last)
     assert job.iterations() == list(range(1, last + 1))
     assert job.err == (
-        f"bamboo coordinator: stopped after step {last} of 100000 (its time is over); start it "
-        f"again with --load {checkpoint}, which holds step {last}\n"
+        f"bamboo coordinator: stopped after step {last} of 100000 (SIGUSR1, as at the end of its "
+        f"time); start it again with --load {checkpoint}, which holds step {last}\n"
     )
     assert all(job.end_of(node) == 0 for node in job.nodes)
     assert_nothing_runs(job)
@@ -246,10 +282,10 @@ def test_a_node_that_can_never_leave_is_not_waited_for(open_job: OpenJob) -> Non
     )
 
 
-def stopped(job: Launch, *options: str) -> str:
+def stopped(job: Launch, *options: str) -> subprocess.CompletedProcess[str]:
     """What ``bamboo stop`` says of a running job, which has ended then."""
     command = [sys.executable, "-m", "megatron_bamboo", "stop", *options, str(job.job_dir)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("options", [(), ("--save",)], ids=["at once", "saved"])
@@ -258,9 +294,10 @@ def test_a_job_of_this_machine_is_stopped(launch: Launch, options: tuple[str, ..
     said = stopped(launch, *options)
     launch.wait(6)
     assert re.fullmatch(
-        r"stopped after step \d+ of 100000 \(bamboo stop\); it has no checkpoint\n", said
+        r"stopped after step \d+ of 100000 \(bamboo stop\); it has no checkpoint\n", said.stdout
     )
-    assert launch.err == f"bamboo run: {said}"
+    assert said.stderr == (UNSAVED if options else "")
+    assert launch.err == f"bamboo run: {said.stdout}"
 
 
 def test_what_cannot_be_stopped_is_named(

@@ -94,6 +94,12 @@ def test_a_job_that_has_waited_in_vain_waits_no_more() -> None:
     assert (status.phase, status.nodes, status.awaited) == (Phase.ENDED, (), None)
 
 
+def test_after_the_end_nobody_trains_any_more() -> None:
+    status = status_of(Story().begin().train(2).view(outcome=Outcome(Status.FINISHED)))
+    assert "\n6 nodes trained at the end; lost so far 0," in shown(status)
+    assert "\nevery stage had two holders\n" in shown(status)
+
+
 def test_after_the_change_every_stage_has_two_holders() -> None:
     status = status_of(healing().make_change().train(1).view())
     assert status.unprotected == ()
