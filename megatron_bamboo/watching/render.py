@@ -122,7 +122,7 @@ def _standby(standby: StandbyStatus) -> str:
 def _protection(status: JobStatus, zone: tzinfo | None) -> Text:
     alone = status.unprotected
     if not status.pipelines:
-        return Text("no plan yet")
+        return Text("it ended before it began" if status.is_over else "no plan yet")
     if unheld := status.unheld:
         where = (f"stage {stage} of pipeline {number}" for number, stage in unheld)
         return Text(f"no live node holds {', '.join(where)}", style="bold red")

@@ -98,6 +98,8 @@ def test_after_the_end_nobody_trains_any_more() -> None:
     status = status_of(Story().begin().train(2).view(outcome=Outcome(Status.FINISHED)))
     assert "\n6 nodes trained at the end; lost so far 0," in shown(status)
     assert "\nevery stage had two holders\n" in shown(status)
+    status = status_of(Story().view(outcome=Outcome(Status.INTERRUPTED)))
+    assert "\nit ended before it began\n" in f"{shown(status)}\n"
 
 
 def test_after_the_change_every_stage_has_two_holders() -> None:
