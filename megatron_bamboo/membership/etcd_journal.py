@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from megatron_bamboo.membership import etcd_client as etcd
@@ -63,6 +64,9 @@ class EtcdJournal:
         self._num_places = 0
         self._num_facts, self._oldest_fact = 0, 1
         self._batches: deque[_Batch] = deque()
+        self._num_tried = 0
+        """How many of them the newest write has that was not answered: it may have come through, so
+        it is sent again as it was."""
         self._num_kept = self._num_written = 0
         self._waiting: list[tuple[int, concurrent.futures.Future[None]]] = []
         self._failure: Exception | None = None
@@ -235,7 +239,8 @@ class EtcdJournal:
                 if self._is_closed:
                     return False
                 self._news.wait(left)
-            batches = _that_fit_together(self._batches)
+            tried = [*islice(self._batches, self._num_tried)]
+            batches = tried or _that_fit_together(self._batches)
         if boot_time() >= self._office.renew_at:
             self._office.renew()
         else:
@@ -256,6 +261,7 @@ class EtcdJournal:
         parts = [etcd.remove(k) if v is None else etcd.put(k, v) for k, v in writes.items()]
         conditions = [self._office.condition(), etcd.holds(name, before)]
         body = etcd.transaction(conditions, parts, [self._office.look(), etcd.get(name)])
+        self._num_tried = len(batches)
         reply = self._client.try_once("kv/txn", body)
         if not reply.get("succeeded"):
             holders, (written,) = etcd.found_in(reply)
@@ -263,6 +269,7 @@ class EtcdJournal:
                 raise self._office.deposed(holders)
             assert written.value == after, f"{written.value!r} is neither {before!r} nor {after!r}"
         with self._news:
+            self._num_tried = 0
             self._num_written += 1
             self._num_kept += len(batches)
             for _ in batches:

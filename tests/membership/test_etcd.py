@@ -197,6 +197,33 @@ def test_an_answer_that_is_lost_changes_nothing(
         assert Table(store.open()).get("epoch") == b"3"
 
 
+def test_what_comes_before_a_write_is_sent_again_is_kept_too(
+    etcd: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The try whose answer was lost has come through without it."""
+    lost: list[Any] = []
+    ask = EtcdClient.try_once
+
+    def lose(self: EtcdClient, path: str, body: Any, seconds: float = 5.0) -> dict[str, Any]:
+        answer = ask(self, path, body, seconds)
+        if path == "kv/txn" and body["compare"] and not lost:
+            lost.append(body)
+            table.set("second", b"2")
+            table.say({"line": 2})
+            raise EtcdAway("the answer is lost")
+        return answer
+
+    with store_in(etcd, tmp_path) as store:
+        journal, table = store.lead()
+        journal.flush(SECONDS)
+        monkeypatch.setattr(EtcdClient, "try_once", lose)
+        table.set("first", b"1")
+        journal.flush(SECONDS)
+        assert lost
+        assert dict(Table(store.open()).items("")) == {"first": b"1", "second": b"2"}
+        assert open_reader(tmp_path).look().facts == ({"line": 2},)
+
+
 def test_while_etcd_is_away_nobody_is_answered_and_nothing_is_lost(
     member: Cluster, tmp_path: Path
 ) -> None:
