@@ -96,7 +96,7 @@ class Attempt:
         """Run what this pipeline has not reported yet; return when it has reported all.
 
         Raises:
-            EpochEnded: a new plan waits.
+            EpochEnded: a new plan waits, or the outcome is known without this attempt.
             DeadlineExceeded: a wait was over, and nobody said that the peer is lost.
         """
         first = self._first_batch()
@@ -121,7 +121,7 @@ class Attempt:
         if self._own.tells:
             store.tell_begin(*asked)
         else:
-            self._await(begin_key(*asked), f"the begin of {self._evaluation}")
+            self._await(begin_key(*asked), f"the begin of {self._evaluation}", self._must_go)
         first = store.first_batch(*asked)
         self._log("evaluation_begun", first_batch=first)
         return first
@@ -142,7 +142,7 @@ class Attempt:
             self._own.store.report(self._evaluation, self._share, batch, reports)
         else:
             key = batch_key(self._evaluation, self._share, batch)
-            self._await(key, f"batch {batch} of {self._evaluation}")
+            self._await(key, f"batch {batch} of {self._evaluation}", self._must_leave)
         self._transport.finish_step(step)
         self._transport.forget_sent()
 
@@ -199,12 +199,19 @@ class Attempt:
         message, peer = Message(self._evaluation.step, receive), self._peer_of(receive)
         return self._own.mailbox.take(message, seconds, self._must_leave, peer)
 
-    def _await(self, key: str, what: str) -> None:
+    def _must_go(self) -> bool:
+        """Whether a new plan waits, or the one that would tell the begin need not come any more.
+
+        It may have known the outcome before it knew of this plan.
+        """
+        return self._must_leave() or self._own.store.outcome(self._evaluation) is not None
+
+    def _await(self, key: str, what: str, must_leave: Callable[[], bool]) -> None:
         """Wait until the worker of the pipeline's last stage has told something."""
         last, seconds = self._view.pipeline.stages[-1], self._parts.wait_seconds
         words = f"{what} in epoch {self._epoch}, from {last},"
         with self._parts.where.at(self._evaluation.step, EVALUATE, last):
-            self._own.store.await_key(key, seconds, self._must_leave, words)
+            self._own.store.await_key(key, seconds, must_leave, words)
 
     def _peer_of(self, action: Action) -> str:
         """Who sends or receives a message."""

@@ -182,12 +182,13 @@ class Peer:
 
 
 def evaluate(
-    address: str, folder: Path, arrangement: Arrangement, fatal: str = ""
+    address: str, folder: Path, arrangement: Arrangement, fatal: str = "", unaware: str = ""
 ) -> dict[str, Evaluated]:
     """By worker that lives in the end the outcome of one evaluation.
 
     Args:
         fatal: where a worker dies, like ``node1@EVAL2/1.0F0``; the others learn of it then.
+        unaware: who does not learn of it before the end.
     """
     nodes = [f"node{number}" for number in range(arrangement.num_nodes)]
     plan = initial_plan(nodes, arrangement, "lazy")
@@ -201,8 +202,9 @@ def evaluate(
             raise AssertionError(f"nobody came to {fatal}")
         except Killed:
             after = plan_after_loss(plan, {victim.node}, StepDecision(STEP, False, None, "it is"))
-        for peer in peers.values():
-            peer.learn(after)
+        for node, peer in peers.items():
+            if node != unaware:
+                peer.learn(after)
     outcomes = {node: peer.finish() for node, peer in peers.items()}
     for peer in peers.values():
         peer.registry.close()

@@ -57,3 +57,13 @@ def test_a_loss_changes_no_bit_of_the_losses(
     number = int(victim.removeprefix("node")) // arrangement.pipelines[0].num_stages
     again = [e for e in read_events(tmp_path) if e["event"] == "evaluation_begun" and e["epoch"]]
     assert {e["first_batch"] for e in again if e["pipeline"] == number} == {batch - 1}
+
+
+def test_nobody_waits_for_one_who_knew_the_outcome_before_it_knew_of_the_loss(
+    server: Any, tmp_path: Path
+) -> None:
+    """Who sums up has all that it needs from those who run the rest under the new plan."""
+    fatal = "node5@EVAL3/2.0F0"
+    outcomes = evaluate(server.address, tmp_path, THREE_STAGES, fatal, unaware="node2")
+    expected = expected_losses(THREE_STAGES)
+    assert [outcome.losses for outcome in outcomes.values()] == [expected] * 5
