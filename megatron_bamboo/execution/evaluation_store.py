@@ -84,9 +84,14 @@ class EvaluationStore:
         self._client.set(begin_key(evaluation, epoch, share), found)
 
     def first_batch(self, evaluation: Evaluation, epoch: int, share: Share) -> int:
-        """With which global batch they begin; it was told."""
+        """With which global batch they begin; it was told.
+
+        Raises:
+            EpochEnded: it was, but all go back to a checkpoint, so that it counts no more.
+        """
         value = self._client.get(begin_key(evaluation, epoch, share))
-        assert value is not None, f"nobody has said where {evaluation} begins"
+        if value is None:
+            raise EpochEnded
         return int(value)
 
     def report(self, evaluation: Evaluation, share: Share, batch: int, reports: Reports) -> None:

@@ -50,6 +50,16 @@ def test_a_pipeline_begins_where_it_has_not_reported(store: EvaluationStore) -> 
         assert store.first_batch(evaluation, 3, share) == 0
 
 
+def test_where_what_was_told_is_undone_the_epoch_is_over(
+    store: EvaluationStore, client: StoreClient
+) -> None:
+    """All go back to a checkpoint, and a worker has not heard of it yet."""
+    store.tell_begin(EVALUATION, 0, SHARES[0])
+    client.delete_prefix("evaluation/")
+    with pytest.raises(EpochEnded):
+        store.first_batch(EVALUATION, 0, SHARES[0])
+
+
 def test_how_often_all_went_back_is_in_the_store(
     store: EvaluationStore, client: StoreClient
 ) -> None:
