@@ -43,6 +43,8 @@ class Headway:
         self._reports: list[bytes] = []
         self._saves: list[bytes] = []
         self._evaluations: list[bytes] = []
+        self._num_known = 0
+        """Of the nodes that have ever joined: those of which it is said, or need not be."""
         self._evaluated_step = 0
         """After this step the newest evaluation came to its end."""
         self._checkpoint: tuple[int, str] | None = None
@@ -151,13 +153,17 @@ class Headway:
 
     def _say_newcomers(self) -> None:
         """Of a node that comes, or is there again, its user may want to know its process group."""
-        has_begun = self._table.get("epoch") is not None
-        for node, group in self._members.groups().items():
+        # Whoever comes before the start is named there.
+        if not (new := self._members.newcomers(self._num_known)):
+            return
+        self._num_known += len(new)
+        has_begun, groups = self._table.get("epoch") is not None, self._members.groups()
+        for node in (node for node in new if node in groups):
             if (lost := last_life(node)) is not None:
-                line = f"{lost} is back as {node}, with process group {group}"
+                line = f"{lost} is back as {node}, with process group {groups[node]}"
                 self._reporter.once(f"returned/{node}", line)
             elif has_begun:
-                line = f"{node} has joined as a standby, with process group {group}"
+                line = f"{node} has joined as a standby, with process group {groups[node]}"
                 self._reporter.once(f"newcomer/{node}", line)
 
     def _say_loaded(self) -> None:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 from megatron_bamboo.agent.job import LEASE_SECONDS
@@ -139,10 +140,14 @@ class Members:
         present = sorted(self._present(), key=_numbers_as_such)
         return {node: self._agents[node]["pid"] for node in present}
 
+    def newcomers(self, number: int) -> tuple[str, ...]:
+        """Those that have joined after the first so many, with those that are gone since."""
+        return tuple(islice(self._agents, number, None))
+
     def waiting_standbys(self) -> tuple[str, ...]:
         """The live standbys that have joined, those last that were lost before; in an open job all
         live nodes, as each may wait for a place."""
-        present, returned = self._present(), self.returned()
+        present, returned = dict.fromkeys(self._present()), dict.fromkeys(self.returned())
         standbys = present if self._num_open else self._standbys
         waiting = (*(node for node in standbys if node not in returned), *returned)
         return tuple(node for node in waiting if node in present)

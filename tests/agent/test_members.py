@@ -190,3 +190,11 @@ def test_a_notice_that_is_said_again_at_a_new_connection_changes_nothing(node: N
     asked(node)
     noticed(node, 3, is_over=True)
     assert node.members.is_leaving("node0")
+
+
+def test_newcomers_are_those_after_the_first_so_many(node: Node) -> None:
+    assert node.members.newcomers(0) == ("node0",)
+    assert node.members.newcomers(1) == ()
+    node.members.fence("node0", "it hangs")
+    node.members.joined(AgentLink("node0.2", 101, Writer()))  # type: ignore[arg-type]
+    assert node.members.newcomers(1) == ("node0.2",)
