@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from evidence import Expected, complaints
+from evidence import Expected, complaints, ended_too_soon
 from forked_jobs import JOB_SECONDS, FinishedJob, ForkServer, RunningJob
 from job_request import STALL_SECONDS
 from moments import Moment
@@ -16,6 +16,8 @@ from tiny_gpt import Shape, request
 
 # Far more than a step takes even on a busy machine.
 SECONDS_PER_STEP = 0.6
+# They take seconds even on a quiet machine.
+STEPS_THAT_LAST = 60
 
 
 class ScenarioRunner:
@@ -102,9 +104,17 @@ class ScenarioRunner:
     def survive(
         self, shape: Shape, redundancy: str, victims: Sequence[str], *injections: str
     ) -> list[str]:
-        """Run a job whose losses must be survived; the complaints."""
+        """Run a job whose losses must be survived; the complaints.
+
+        A job that ends before it can heal is run once more, with more steps.
+        """
         job = self.run(shape, redundancy, *injections)
-        return self.complaints(job, Expected(shape, redundancy, victims))
+        expected = Expected(shape, redundancy, victims)
+        too_soon = shape.num_steps < STEPS_THAT_LAST and ended_too_soon(job, expected)
+        if not (found := self.complaints(job, expected)) and too_soon:
+            longer = replace(shape, num_steps=STEPS_THAT_LAST)
+            return self.survive(longer, redundancy, victims, *injections)
+        return found
 
     def survive_moment(self, moment: Moment | MovingMoment) -> list[str]:
         """Kill a node at this moment of a job; the complaints."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from evidence import Expected, complaints
+from evidence import SECONDS_TO_HEAL, Expected, complaints, ended_too_soon
 from forked_jobs import FinishedJob
 from moments import FATAL_STEP
 from safetensors.torch import load_file, safe_open, save_file
@@ -201,3 +201,35 @@ def test_what_the_launcher_saw_counts(scenarios: ScenarioRunner, job: FinishedJo
     ):
         found = complaints(replace(job, result=result), EXPECTED, undisturbed)
         assert any(complaint in text for text in found), found
+
+
+def without_a_replica(job: FinishedJob, seconds: float) -> None:
+    """The job ended so long after the takeover, and in the end one node alone held a stage."""
+    lost_at = max(event["time"] for event in job.events("takeover"))
+
+    def change(events: list[Event]) -> list[Event]:
+        for event in events:
+            if event["event"] == "finished_job":
+                event["pipelines"][1]["replicas"][0] = None
+                event["time"] = lost_at + seconds
+        return events
+
+    change_events(job.job_dir / "events" / "coordinator.jsonl", change)
+
+
+def test_a_run_that_is_not_healed_in_time_is_seen(
+    scenarios: ScenarioRunner, job: FinishedJob
+) -> None:
+    without_a_replica(job, seconds=2 * SECONDS_TO_HEAL)
+    assert not ended_too_soon(job, EXPECTED)
+    found = complaints(job, EXPECTED, scenarios.undisturbed(SHAPE))
+    assert "1 stages were left with one holder" in found
+
+
+def test_a_run_that_ends_before_it_can_heal_is_told_from_one_that_does_not(
+    scenarios: ScenarioRunner, job: FinishedJob
+) -> None:
+    without_a_replica(job, seconds=SECONDS_TO_HEAL / 2)
+    assert ended_too_soon(job, EXPECTED)
+    found = complaints(job, EXPECTED, scenarios.undisturbed(SHAPE))
+    assert not any("one holder" in text for text in found)
