@@ -41,10 +41,12 @@ class Losses:
     epochs: int
     """In so many changes of the plan."""
     seconds: float
-    """From the last one's end to the plan without any of them, as a client of the store sees it:
-    from the last closed connection, or the end of the last lease."""
+    """From the last one's end, its closed connection or the end of its lease, until the plan
+    without any of them was in the store."""
     longest_seconds: float
     """From the first one's end."""
+    seen_seconds: float
+    """From the last one's end until a client of the store knew the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +114,10 @@ def _lose(cluster: Cluster, command: str, stage: int, lease_seconds: float) -> L
     nodes = cluster.nodes[stage::STAGES]
     before = cluster.epoch()
     ends = [heard + lease_seconds for heard in cluster.order(command, nodes).values()]
-    decided, epoch = cluster.await_plan_without(nodes, before)
-    seconds = (round(decided - end, 3) for end in (max(ends), min(ends)))
-    return Losses(len(nodes), epoch - before, *seconds)
+    seen, epoch = cluster.await_plan_without(nodes, before)
+    published = cluster.publications.of(epoch)
+    seconds = (published - max(ends), published - min(ends), seen - max(ends))
+    return Losses(len(nodes), epoch - before, *(round(one, 3) for one in seconds))
 
 
 def _say_memory(cluster: Cluster, began: float) -> float:

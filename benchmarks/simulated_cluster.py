@@ -3,9 +3,12 @@
 What the coordinator does is the real thing; its nodes are those of ``simulated_nodes.py``.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import sqlite3
+import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -20,6 +23,7 @@ from megatron_bamboo.agent.lead import lead_job
 from megatron_bamboo.agent.process import fork, notify_of_parents_death
 from megatron_bamboo.membership.address import ADDRESS_FILE, Address, Signpost
 from megatron_bamboo.membership.decision import StepReport
+from megatron_bamboo.membership.journal import JOURNAL_FILE
 from megatron_bamboo.membership.keys import Secret
 from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.planner.arrangement import equal_pipelines
@@ -30,6 +34,7 @@ NUM_PROCESSES = 4
 STEP_SECONDS = 1.0
 WAIT_SECONDS = 120.0
 RECORD_SECONDS = 60.0
+LOOK_SECONDS = 0.005
 
 
 class Cluster:
@@ -51,6 +56,7 @@ class Cluster:
             settings = NodesSettings(identities, address, job_dir, lease_seconds, MICROBATCHES)
             self._pipes |= dict.fromkeys(names, self._start_nodes(settings))
         self.store = StoreClient(address, WAIT_SECONDS, secret.tool())
+        self.publications = Publications(job_dir / JOURNAL_FILE)
 
     def await_start(self) -> None:
         """Wait until the first plan is out and all workers follow it."""
@@ -131,6 +137,7 @@ class Cluster:
 
     def close(self) -> None:
         """End all processes."""
+        self.publications.close()
         self.store.close()
         for process in self._processes:
             process.kill()
@@ -145,6 +152,41 @@ class Cluster:
         process.start()
         self._processes.append(process)
         return ours
+
+
+class Publications:
+    """When each plan was there for all to see, as one that looks at the store's file sees it."""
+
+    def __init__(self, store: Path) -> None:
+        self._uri = f"file:{store}?mode=ro"
+        self._seen: dict[int, float] = {}
+        self._must_end = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def of(self, epoch: int) -> float:
+        """When the plan of an epoch was published, which a client has seen."""
+        until = time.monotonic() + WAIT_SECONDS
+        while epoch not in self._seen:
+            if time.monotonic() > until:
+                raise TimeoutError(f"the plan of epoch {epoch} is not in the store's file")
+            time.sleep(LOOK_SECONDS)
+        return self._seen[epoch]
+
+    def close(self) -> None:
+        """Look no more."""
+        self._must_end.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        query = "SELECT key FROM keys WHERE key LIKE 'plan/%'"
+        with contextlib.closing(sqlite3.connect(self._uri, uri=True)) as store:
+            while not self._must_end.wait(LOOK_SECONDS):
+                # It may just be made, or locked for a moment: the next look sees as much.
+                with contextlib.suppress(sqlite3.OperationalError):
+                    for (key,) in store.execute(query):
+                        epoch = int(key.removeprefix("plan/"))
+                        self._seen.setdefault(epoch, time.monotonic())
 
 
 def _await_address(job_dir: Path) -> Address:

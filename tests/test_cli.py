@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 
 
+def _hear_interrupts() -> None:
+    """As at a terminal; whoever runs the tests in the background may have them ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("command", [("drain", "node1", "--job-dir"), ("stop",)])
 def test_a_command_that_is_interrupted_says_so_in_one_line(
     tmp_path: Path, command: tuple[str, ...]

@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron_bamboo.agent.agent import forked_node, spawned_worker
+from megatron_bamboo.agent.agent import StartWorker, forked_node, forked_worker, spawned_worker
+from megatron_bamboo.agent.forking import preload, run_script
 from megatron_bamboo.agent.former_job import check_is_new
 from megatron_bamboo.agent.interfaces import LOOPBACK, check_interface
 from megatron_bamboo.agent.job import (
@@ -78,6 +79,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="SECONDS",
         help="start a lost node again after so long, as a standby: node5 comes back as node5.2",
+    )
+    parser.add_argument(
+        "--fork-workers",
+        action="store_true",
+        help="import what the script imports once and fork the workers: they start in a fraction "
+        'of the processor time (what the script does must be under if __name__ == "__main__")',
     )
     parser.add_argument(
         "--job-dir",
@@ -148,7 +155,7 @@ def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
                 secret_file=args.secret_file,
             )
             _check_faults(spec)
-            start_node = forked_node(spawned_worker(python(command_of(args))))
+            start_node = forked_node(_start_worker(command_of(args), args.fork_workers))
             with screen(shape.start_step, shape.train_iters) as (say, advance):
                 say(f"job folder: {job_dir}")
                 if (warning := allow_locked_memory()) is not None:
@@ -163,6 +170,13 @@ def _run(args: argparse.Namespace, endpoint: Endpoint | None) -> int:
             return Status.INTERRUPTED
     say_end("bamboo run", shape, outcome, job_dir)
     return outcome.status
+
+
+def _start_worker(command: Sequence[str], forks: bool) -> StartWorker:
+    if not forks:
+        return spawned_worker(python(command))
+    preload(command[0])
+    return forked_worker(lambda: run_script(command))
 
 
 def _checked_injections(

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers-per-node", type=int, default=1, metavar="N", help="as of bamboo run")
     add("--standbys", type=int, default=0, metavar="N", help="as of bamboo run")
     add("--respawn", type=float, metavar="SECONDS", help="as of bamboo run")
+    add("--fork-workers", action="store_true", help="as of bamboo run")
     add(
         "--kinds",
         metavar="KIND,..",
@@ -102,11 +103,12 @@ class Campaign:
         self._args = args
         self._folder: Path = (args.dir or Path("runs") / f"rehearsal-{args.seed}").absolute()
         nodes = {"--nodes": args.nodes, "--workers-per-node": args.workers_per_node}
+        forks = ("--fork-workers",) if args.fork_workers else ()
         spare = {"--standbys": args.standbys, "--respawn": args.respawn}
         command = (args.script, *args.script_args)
         self._must_end = threading.Event()
         self._training = Training(
-            _words(nodes), _words(spare), command, args.deadline, self._must_end
+            (*_words(nodes), *forks), _words(spare), command, args.deadline, self._must_end
         )
         settings: dict[str, object] = {
             "options": self._training.options,

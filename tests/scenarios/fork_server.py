@@ -10,15 +10,12 @@ one line when the job's launching process has started and one when it has ended.
 away its input ends, and all jobs with it.
 """
 
-import gc
 import importlib
 import json
 import os
-import runpy
 import selectors
 import sys
 import time
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -26,7 +23,7 @@ from typing import NoReturn
 import psutil
 from job_request import JobRequest, JobResult
 from namespaces import HUB, address, enter
-from tiny_gpt import prepare_text
+from tiny_gpt import SCRIPT, prepare_text
 
 from megatron_bamboo.agent.agent import (
     AgentSettings,
@@ -37,6 +34,7 @@ from megatron_bamboo.agent.agent import (
     run_agent,
 )
 from megatron_bamboo.agent.environment import WorkerEnvironment, prepare_environment
+from megatron_bamboo.agent.forking import preload, run_script
 from megatron_bamboo.agent.interfaces import LOOPBACK
 from megatron_bamboo.agent.job import Deadlines, JobShape, JobSpec, parse_injections
 from megatron_bamboo.agent.outcome import Outcome, Status
@@ -51,18 +49,12 @@ DEADLINES = Deadlines(startup_seconds=60.0, store_seconds=50.0)
 REAP_SECONDS = 0.5
 
 
-def preload() -> None:
+def import_all() -> None:
     """Import what workers need; no gradient is computed and no group is made."""
-    import torch
-
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name in ("encodings.idna", "numpy.ctypeslib", "pretrain_gpt_bamboo"):
-            importlib.import_module(name)
-    # Forked workers then share these pages.
-    gc.collect()
-    gc.freeze()
+    preload(str(SCRIPT))
+    # Those that a run imports only when it comes to need them.
+    for name in ("encodings.idna", "numpy.ctypeslib"):
+        importlib.import_module(name)
 
 
 def prepare_data(data: Path) -> None:
@@ -185,14 +177,14 @@ def _prepare(request: JobRequest) -> int:
     os.environ.update(
         prepare_environment(request.job_dir, request.num_nodes, request.workers_per_node)
     )
-    return _pretrain(request)
+    return run_script((request.script, *request.flags))
 
 
 def _work(request: JobRequest) -> int:
     """Be a worker; note which process it was, at its start and at its end."""
     notes = EventLog(Path(request.folder) / "processes", WorkerEnvironment.read().worker)
     notes.emit("started", **_identity())
-    status = _pretrain(request)
+    status = run_script((request.script, *request.flags))
     notes.emit("ended", **_identity())
     return status
 
@@ -201,17 +193,6 @@ def _identity() -> dict[str, float]:
     """What tells this process from every other, also from a later one with its number."""
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return {"pid": os.getpid(), "start_ticks": int(stat[19])}
-
-
-def _pretrain(request: JobRequest) -> int:
-    """Run the script as Python does, for this process's phase; its exit status."""
-    sys.argv = [request.script, *request.flags]
-    try:
-        runpy.run_path(request.script, run_name="__main__")
-    except SystemExit as ended:
-        assert isinstance(ended.code, int)
-        return ended.code
-    return 0
 
 
 def _left_behind(job_dir: Path) -> list[str]:
@@ -236,6 +217,6 @@ def _redirect_output(log: Path) -> None:
 
 
 if __name__ == "__main__":
-    preload()
+    import_all()
     prepare_data(Path(sys.argv[1]))
     serve()

@@ -12,7 +12,8 @@ pytestmark = pytest.mark.multiprocess
 
 SHAPE = Shape(3, 1, num_steps=16)
 KINDS = ("flip", "kill")
-CAMPAIGN = f"--losses 2 --nodes 3 --per-run 1 --jobs 2 --kinds {','.join(KINDS)}".split()
+LOSSES = f"--losses 2 --per-run 1 --kinds {','.join(KINDS)}".split()
+CAMPAIGN = [*LOSSES, "--nodes", "3", "--jobs", "2", "--fork-workers"]
 VERIFIED = ("--bamboo-lease", "3", "--bamboo-verify-replicas", "2")
 
 
