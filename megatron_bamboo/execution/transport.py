@@ -191,8 +191,12 @@ class Channel:
                     del newest[key]
         for stream in streams.values():
             stream.end()
-        if self._mirrors is not None:
-            self._mirrors.end_later()
+        with self._lock:
+            # Kept here it would keep this channel, and so the group with its threads, until the
+            # collector of cycles comes.
+            mirrors, self._mirrors = self._mirrors, None
+        if mirrors is not None:
+            mirrors.end_later()
 
     def _receive(self, group: Group, expected: Expected) -> None:
         tensor = expected.shape.empty()

@@ -1,5 +1,6 @@
 """Channels between two workers over real groups, and what a loss ends."""
 
+import gc
 import threading
 import time
 import weakref
@@ -302,6 +303,29 @@ def test_a_mirror_that_its_receiver_never_takes_ends_with_the_channel(workers: W
     assert taken(b, "1.0RECV_F0") == 2
     b.drop(["a"])
     Beside(a.drop, ["b"]).join()
+
+
+@pytest.mark.parametrize("text", ["1.0RECV_MIRROR0", "1.0RECV_F0"])
+def test_a_dropped_channel_is_let_go_at_once(workers: Workers, text: str) -> None:
+    """Without the collector of cycles, which may not come for minutes: its group has threads."""
+    workers.connect()
+    a, b = workers.of["a"], workers.of["b"]
+    b.expect(expected("a", text))
+    a.send("b", message(text), tensor(1))
+    assert taken(b, text) == 1
+    b.mailbox.clear()
+    channels = [weakref.ref(a._channels["b"]), weakref.ref(b._channels["a"])]
+    gc.collect()
+    gc.disable()
+    try:
+        a.drop(["b"])
+        b.drop(["a"])
+        until = time.monotonic() + 20
+        while any(channel() is not None for channel in channels) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert [channel() for channel in channels] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_tags_tell_all_messages_apart_that_can_meet() -> None:
