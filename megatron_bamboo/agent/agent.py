@@ -156,7 +156,7 @@ def _run_node(
         events,
         unheard_seconds(settings.lease_seconds),
     )
-    if not link.await_welcome():
+    if not link.await_welcome(lambda: notices.is_signalled):
         return link.end
     workers = {}
     for name, environment in settings.worker_environments.items():

@@ -11,7 +11,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -103,9 +103,17 @@ class CoordinatorLink:
         """What to wait for until there is something to hear; None while there is no connection."""
         return None if self._channel is None else self._channel.socket.fileno()
 
-    def await_welcome(self) -> bool:
-        """Wait until a coordinator knows this node; False if the job is over before."""
+    def await_welcome(self, leaves: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until a coordinator knows this node; False if it has ended before.
+
+        Args:
+            leaves: whether the machine is to be taken: then it comes to no coordinator that it
+                has not come to already.
+        """
         while not self._is_welcome:
+            if self._channel is None and leaves():
+                self.end = NodeEnd.LEFT
+                return False
             if self.is_over():
                 return False
             if self._channel is None:

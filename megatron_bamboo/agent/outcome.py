@@ -2,13 +2,18 @@
 
 import json
 import os
+import time
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Self
 
+from megatron_bamboo.membership.address import PASSING_ERRORS
+
 OUTCOME_FILE = "outcome.json"
 OUTCOME_KEY = "outcome"
+TRIES = 5
+AGAIN_SECONDS = 0.2
 
 
 class Status(IntEnum):
@@ -53,8 +58,21 @@ class Outcome:
 
     @classmethod
     def read(cls, job_dir: Path) -> Self | None:
-        """How the job in a folder ended; None while it has not."""
-        try:
-            return cls.from_json((job_dir / OUTCOME_FILE).read_text())
-        except FileNotFoundError:
-            return None
+        """How the job in a folder ended; None while it has not.
+
+        A network's file system may refuse a file in the moment in which it comes.
+
+        Raises:
+            OSError: it cannot be read, this time and when it is tried again.
+        """
+        tries = 0
+        while True:
+            try:
+                return cls.from_json((job_dir / OUTCOME_FILE).read_text())
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                tries += 1
+                if error.errno not in PASSING_ERRORS or tries == TRIES:
+                    raise
+            time.sleep(AGAIN_SECONDS)

@@ -68,7 +68,8 @@ class NoticeWatch:
         self._due: float | None = None
         """When the machine is taken, by the notice that was put last, if it says so."""
         self._hint = ""
-        self._is_signalled = False
+        self.is_signalled = False
+        """Whether this process got a signal to end."""
         self._has_answered = False
         self._is_absent = False
         self._thread: threading.Thread | None = None
@@ -81,7 +82,7 @@ class NoticeWatch:
 
     def signalled(self, cause: str) -> None:
         """This process got a signal to end; called where signals are handled."""
-        self._is_signalled = True
+        self.is_signalled = True
         self._put(Notice(cause))
 
     def take(self) -> Iterator[Mapping[str, Any]]:
@@ -132,7 +133,7 @@ class NoticeWatch:
         if word.notice is not None:
             self._hear_notice(before, word.notice)
         # After a signal the machine goes, whatever its cloud says.
-        elif before is not None and not self._is_signalled:
+        elif before is not None and not self.is_signalled:
             self._put(Notice(before.cause, is_over=True))
 
     def _hear_notice(self, before: Notice | None, notice: Notice) -> None:

@@ -18,7 +18,14 @@ ADDRESS_KEY = "address"
 """Holds the same in the store, for those who see that and not the folder."""
 # What a network's file system answers in the moment in which a file is replaced, or while it is
 # away, and what this process gets while it has no descriptor left.
-_PASSING = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+PASSING_ERRORS = (
+    errno.ESTALE,
+    errno.EIO,
+    errno.ETIMEDOUT,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class Signpost:
         try:
             _read(self._path)
         except OSError as error:
-            if error.errno not in _PASSING:
+            if error.errno not in PASSING_ERRORS:
                 raise UserError(f"{self._path} cannot be read ({error.strerror})") from error
 
     def leads_to(self, address: Address) -> bool:

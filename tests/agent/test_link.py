@@ -10,7 +10,7 @@ import pytest
 from server_thread import INCARNATION, SECRET, ServerThread
 from wiretap import FlipOnce, Wiretap
 
-from megatron_bamboo.agent.link import CoordinatorLink
+from megatron_bamboo.agent.link import CoordinatorLink, NodeEnd
 from megatron_bamboo.agent.outcome import Outcome, Status
 from megatron_bamboo.membership.address import ADDRESS_FILE, Address
 from megatron_bamboo.membership.keys import Secret
@@ -146,6 +146,12 @@ def test_the_end_is_a_word_or_a_file(lead: Lead, link: CoordinatorLink, tmp_path
     other = make_link(tmp_path, patience_seconds=60.0)
     Outcome(Status.FINISHED).write(tmp_path)
     assert not other.await_welcome()
+
+
+def test_who_is_to_leave_waits_for_no_welcome(tmp_path: Path) -> None:
+    link = make_link(tmp_path, patience_seconds=60.0)
+    assert not link.await_welcome(iter([False, True]).__next__)
+    assert link.end is NodeEnd.LEFT
 
 
 def test_patience_ends(tmp_path: Path) -> None:
