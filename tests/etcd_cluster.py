@@ -9,9 +9,11 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from needs import missing, require_program
@@ -169,6 +171,50 @@ class Cluster:
             "--cert-file", str(self._tls.cert), "--key-file", str(self._tls.key),
             "--trusted-ca-file", str(self._tls.cacert), "--client-cert-auth",
         )  # fmt: skip
+
+
+class SlowCluster:
+    """A member whose answers come late."""
+
+    def __init__(self, host: str) -> None:
+        self.seconds = 0.0
+        """So late, from now on."""
+        slow = self
+
+        class Late(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                connection = http.client.HTTPConnection(host, timeout=START_SECONDS)
+                with contextlib.closing(connection):
+                    connection.request("POST", self.path, body)
+                    reply = connection.getresponse()
+                    answer = reply.read()
+                time.sleep(slow.seconds)
+                with contextlib.suppress(ConnectionError):  # nobody waits for it any more
+                    self.send_response(reply.status)
+                    self.send_header("Content-Length", str(len(answer)))
+                    self.end_headers()
+                    self.wfile.write(answer)
+
+            def log_message(self, *args: object) -> None:
+                """Nobody reads it."""
+
+        self._server = ThreadingHTTPServer((HOST, 0), Late)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def url(self, name: str) -> str:
+        """What ``--store`` is given for the job of a name."""
+        return f"etcd://{HOST}:{self._server.server_port}/{name}"
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
 
 @contextlib.contextmanager

@@ -3,7 +3,8 @@
 The gateway is a part of every etcd from 3.4 on and needs no more than HTTP, which is in the
 standard library. One member is asked at a time and the next one where it does not answer: a call
 that is under way when a member dies would otherwise hang. So every call may come twice, and whoever
-makes one sees to it that this changes nothing.
+makes one sees to it that this changes nothing. A cluster that is slow, on a disk that others use
+too, gets more time from try to try: it would else be asked for ever and never heard.
 """
 
 import base64
@@ -16,8 +17,8 @@ from typing import Any
 
 from megatron_bamboo.membership.store_place import EtcdPlace
 
-TRY_SECONDS = 1.0
-"""So long one member has for its answer."""
+TRY_SECONDS, LONGEST_TRY_SECONDS = 1.0, 4.0
+"""So long one member has for its answer: the first time, and where answers have been late."""
 RETRY_SECONDS = 0.1
 PAGE_KEYS = 1000
 ORDERS = ("ASCEND", "DESCEND")
@@ -63,28 +64,30 @@ class EtcdClient:
         self._tls = place.tls()
         self._asked = 0
         self._connection: http.client.HTTPConnection | None = None
+        self._patience = TRY_SECONDS
 
-    def try_once(
-        self, path: str, body: Mapping[str, Any], seconds: float = TRY_SECONDS
-    ) -> dict[str, Any]:
+    def try_once(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Ask one member; the next call asks another where it fails.
 
         Raises:
             EtcdAway: it did not answer, or could not do it now.
             EtcdRefused: none would do it.
         """
+        began = time.monotonic()
         try:
-            return self._ask(path, body, seconds)
+            answer = self._ask(path, body, self._patience)
+            self._patience = _patience_after(2 * (time.monotonic() - began))
+            return answer
+        except TimeoutError as error:
+            waited, self._patience = self._patience, _patience_after(2 * self._patience)
+            raise self._away(f"not within {waited:g} s") from error
         except EtcdAway:
             self._turn()
             raise
         except (OSError, http.client.HTTPException, ValueError) as error:
             if isinstance(error, EtcdRefused):
                 raise
-            host, port = self._endpoints[self._asked]
-            self._turn()
-            what = str(error) or type(error).__name__
-            raise EtcdAway(f"etcd at {host}:{port} does not answer: {what}") from error
+            raise self._away(str(error) or type(error).__name__) from error
 
     def insist(self, path: str, body: Mapping[str, Any], until: float) -> dict[str, Any]:
         """Ask members until one answers; EtcdAway at the monotonic time ``until``."""
@@ -129,6 +132,12 @@ class EtcdClient:
             self._connection.close()
             self._connection = None
 
+    def _away(self, why: str) -> EtcdAway:
+        """The member that was asked does not answer; the next one will be asked."""
+        host, port = self._endpoints[self._asked]
+        self._turn()
+        return EtcdAway(f"etcd at {host}:{port} does not answer: {why}")
+
     def _turn(self) -> None:
         self.close()
         self._asked = (self._asked + 1) % len(self._endpoints)
@@ -156,6 +165,11 @@ class EtcdClient:
         if self._connection.sock is not None:
             self._connection.sock.settimeout(seconds)
         return self._connection
+
+
+def _patience_after(seconds: float) -> float:
+    """What a try may take where that much seems to be enough."""
+    return min(max(TRY_SECONDS, seconds), LONGEST_TRY_SECONDS)
 
 
 def b64(data: bytes | str) -> str:

@@ -6,7 +6,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from etcd_cluster import Cluster
+from etcd_cluster import Cluster, SlowCluster
 
 from megatron_bamboo.membership import etcd_client
 from megatron_bamboo.membership.etcd_client import EtcdClient
@@ -24,7 +24,7 @@ _numbers = itertools.count()
 class Store:
     """One job's store; all that is opened is closed in the end."""
 
-    def __init__(self, job_dir: Path, etcd: Cluster | None) -> None:
+    def __init__(self, job_dir: Path, etcd: Cluster | SlowCluster | None) -> None:
         self.job_dir = job_dir
         begin_store(job_dir, etcd and etcd.url(f"tests/{next(_numbers)}"))
         self._place = place_of(job_dir)

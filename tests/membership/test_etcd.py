@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etcd_cluster import Cluster, cluster, make_certificates
+from etcd_cluster import Cluster, SlowCluster, cluster, make_certificates
 from needs import missing
 from store_kinds import SECONDS, Store
 
@@ -62,7 +62,7 @@ def member() -> Iterator[Cluster]:
 
 
 @contextlib.contextmanager
-def store_in(etcd: Cluster, job_dir: Path) -> Iterator[Store]:
+def store_in(etcd: Cluster | SlowCluster, job_dir: Path) -> Iterator[Store]:
     with contextlib.closing(Store(job_dir, etcd)) as made:
         yield made
 
@@ -171,8 +171,8 @@ def test_an_answer_that_is_lost_changes_nothing(
     sent: list[tuple[str, Any]] = []
     ask = EtcdClient.try_once
 
-    def lose(self: EtcdClient, path: str, body: Any, seconds: float = 5.0) -> dict[str, Any]:
-        answer = ask(self, path, body, seconds)
+    def lose(self: EtcdClient, path: str, body: Any) -> dict[str, Any]:
+        answer = ask(self, path, body)
         is_write = path == "kv/txn" and body["compare"]
         if is_write and body not in [known for _, known in sent]:
             sent.append((path, body))
@@ -204,8 +204,8 @@ def test_what_comes_before_a_write_is_sent_again_is_kept_too(
     lost: list[Any] = []
     ask = EtcdClient.try_once
 
-    def lose(self: EtcdClient, path: str, body: Any, seconds: float = 5.0) -> dict[str, Any]:
-        answer = ask(self, path, body, seconds)
+    def lose(self: EtcdClient, path: str, body: Any) -> dict[str, Any]:
+        answer = ask(self, path, body)
         if path == "kv/txn" and body["compare"] and not lost:
             lost.append(body)
             table.set("second", b"2")
@@ -224,6 +224,21 @@ def test_what_comes_before_a_write_is_sent_again_is_kept_too(
         journal.flush(SECONDS)
         assert dict(Table(store.open()).items("")) == {"first": b"1", "second": b"2"}
         assert open_reader(tmp_path).look().facts == ({"line": 2},)
+
+
+def test_an_etcd_that_is_slower_than_a_try_is_heard_all_the_same(
+    etcd: Cluster, tmp_path: Path
+) -> None:
+    slow = SlowCluster(etcd.hosts)
+    with contextlib.closing(slow), store_in(slow, tmp_path) as store:
+        journal, table = store.lead()
+        journal.flush(SECONDS)
+        slow.seconds = 1.5 * etcd_client.TRY_SECONDS
+        for number in range(2):
+            table.set("epoch", str(number).encode())
+            journal.flush(SECONDS)
+        slow.seconds = 0.0
+        assert Table(store.open()).get("epoch") == b"1"
 
 
 def test_while_etcd_is_away_nobody_is_answered_and_nothing_is_lost(
