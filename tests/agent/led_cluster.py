@@ -126,7 +126,7 @@ class Cluster:
         self.coordinator.members.heard(self.links[node], json.loads(json.dumps(alive)))
 
     def ask_to_stop(self, saves: bool) -> None:
-        self.table.set(STOP_KEY, StopWish("a test", saves).to_json().encode())
+        self.table.set(STOP_KEY, StopWish(saves, "a test").to_json().encode())
 
     def said_iterations(self) -> int:
         return sum("] iteration " in line for line in self.said)

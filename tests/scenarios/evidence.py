@@ -152,17 +152,24 @@ def _num_unprotected(job: FinishedJob, expected: Expected) -> int:
 
 def _most_unprotected(job: FinishedJob, expected: Expected) -> int:
     """How many of them there may be."""
-    if not (takeovers := job.events("takeover")):
+    if not job.events("takeover"):
         return 0
-    no_step = max(e["step"] for e in takeovers) > expected.shape.num_steps - STEPS_TO_HEAL
-    no_other = min(expected.shape.stages) - len(expected.victims) < 2
-    excused = no_step or no_other or _had_no_time(job)
+    excused = _cannot_heal(job, expected) or _had_no_time(job)
     return 2 * len(expected.victims) if excused else 0
+
+
+def _cannot_heal(job: FinishedJob, expected: Expected) -> bool:
+    """Whether the last loss came when no step was left to heal in, or left a node alone."""
+    last = max(event["step"] for event in job.events("takeover"))
+    left = min(expected.shape.stages) - len(expected.victims)
+    return bool(last > expected.shape.num_steps - STEPS_TO_HEAL or left < 2)
 
 
 def ended_too_soon(job: FinishedJob, expected: Expected) -> bool:
     """Whether a good job shows nothing about healing, since its steps passed too fast for it."""
-    return job.result.status == 0 and _num_unprotected(job, expected) > 0 and _had_no_time(job)
+    if job.result.status != 0 or _num_unprotected(job, expected) <= 0:
+        return False
+    return _had_no_time(job) and not _cannot_heal(job, expected)
 
 
 def _had_no_time(job: FinishedJob) -> bool:
