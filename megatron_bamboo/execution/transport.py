@@ -95,12 +95,14 @@ class Channel:
         self.bytes_sent = 0
         self.bytes_received = 0
         self._mailbox = mailbox
-        self._expected: queue.SimpleQueue[Sequence[Expected] | None] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[Sequence[Expected] | int | None] = queue.SimpleQueue()
+        """What to receive, which steps have passed, and None at the end."""
         self._lock = threading.Lock()
         self._group: Group | None = None
         self._unsent: list[tuple[Message, Tensor]] = []
         self._under_way: list[tuple[dist.Work, Tensor]] = []
         self._mirrors: _Stream[tuple[dist.Work, Tensor]] | None = None
+        self._mirrored_step = 0
         self._settled = threading.Event()  # the group is there, or never will be
         self._broken = False  # a sign of a loss: nothing more is sent
         self._closed = False  # the peer is lost: nothing more is taken
@@ -111,7 +113,11 @@ class Channel:
 
     def expect(self, expected: Sequence[Expected]) -> None:
         """Receive these messages, in this order and after those expected before them."""
-        self._expected.put(expected)
+        self._told.put(expected)
+
+    def pass_step(self, step: int) -> None:
+        """A step has passed: what has brought nothing for a while needs no thread any more."""
+        self._told.put(step)
 
     def send(self, message: Message, tensor: Tensor) -> None:
         """Send, now or when the group is there; on a broken channel nothing, the log has it."""
@@ -160,7 +166,7 @@ class Channel:
         with self._lock:
             self._broken = self._closed = True
             group = self._group
-        self._expected.put(None)
+        self._told.put(None)
         if group is not None:
             group.release()
             # A wait that gloo does not end is left behind; what it brings is dropped.
@@ -177,18 +183,20 @@ class Channel:
             return
         streams: dict[object, _Stream[Expected]] = {}
         newest: dict[object, int] = {}
-        while (several := self._expected.get()) is not None:
-            for expected in several:
+        while (told := self._told.get()) is not None:
+            if isinstance(told, int):
+                # What a takeover or a change has brought once would else keep its thread for ever.
+                for key in [key for key in streams if newest[key] < told - 1]:
+                    if streams[key].is_idle:
+                        streams.pop(key).end()
+                self._end_idle_mirrors(told)
+                continue
+            for expected in told:
                 key = stream_of(expected.message, group)
                 if key not in streams:
                     streams[key] = _Stream(partial(self._receive, group), self._break)
                 streams[key].put(expected)
                 newest[key] = expected.message.step
-            # What a takeover or a change has brought once would else keep its thread for ever.
-            for key in [key for key in streams if newest[key] < max(newest.values()) - 1]:
-                if streams[key].is_idle:
-                    streams.pop(key).end()
-                    del newest[key]
         for stream in streams.values():
             stream.end()
         with self._lock:
@@ -197,6 +205,15 @@ class Channel:
             mirrors, self._mirrors = self._mirrors, None
         if mirrors is not None:
             mirrors.end_later()
+
+    def _end_idle_mirrors(self, passed_step: int) -> None:
+        """The peer may be a shadow no more."""
+        with self._lock:
+            mirrors = self._mirrors
+            if mirrors is None or self._mirrored_step >= passed_step - 1 or not mirrors.is_idle:
+                return
+            self._mirrors = None
+        mirrors.end_later()
 
     def _receive(self, group: Group, expected: Expected) -> None:
         tensor = expected.shape.empty()
@@ -235,6 +252,7 @@ class Channel:
             # As large as the gradient: kept no longer than need be, and not until the commit.
             self._mirrors = self._mirrors or _Stream(self._finish, self._break)
             self._mirrors.put((work, tensor))
+            self._mirrored_step = message.step
         else:
             self._under_way.append((work, tensor))
 
@@ -404,8 +422,9 @@ class Transport:
         have come behind the copies.
         """
         with self._lock:
-            if not self._copies_may_be_under_way:
-                for channel in self._channels.values():
+            for channel in self._channels.values():
+                channel.pass_step(step)
+                if not self._copies_may_be_under_way:
                     channel.finish_sends()
             self._copies_may_be_under_way = False
             self.mailbox.forget_until(step)

@@ -134,28 +134,37 @@ def test_what_is_expected_twice_is_received_once(workers: Workers) -> None:
     assert taken(b, "1.0RECV_F1") == 2
 
 
-def test_what_came_once_keeps_no_thread(workers: Workers) -> None:
-    """As the messages of a takeover or of a change."""
+def num_streams() -> int:
+    return sum(thread.name == "stream" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_what_came_once_keeps_no_thread(workers: Workers, goes_on: bool) -> None:
+    """As the messages of a takeover or of a change, also from who sends nothing else."""
     workers.connect()
     a, b = workers.of["a"], workers.of["b"]
-
-    def num_streams() -> int:
-        return sum(thread.name == "stream" for thread in threading.enumerate())
 
     def run_step(step: int, *texts: str) -> None:
         b.expect(expected("a", *texts, step=step))
         for text in texts:
             a.send("b", message(text, step), tensor(step))
             assert taken(b, text, step) == step
+        a.finish_step(step)
+        b.finish_step(step)
 
-    run_step(1, "1.0RECV_F0")
+    own = ("1.0RECV_F0",) if goes_on else ()
+    run_step(1, *own)
     before = num_streams()
-    run_step(2, "1.0RECV_F0", "2RECV_STATE", "0.0RECV_F0")
-    assert num_streams() == before + 2
+    run_step(2, *own, "2RECV_STATE", "0.0RECV_F0", "1.0RECV_MIRROR0")
+    # A mirror has one at its sender, too.
+    assert num_streams() == before + 4
     for step in range(3, 9):
-        run_step(step, "1.0RECV_F0")
+        run_step(step, *own)
+    until = time.monotonic() + 20
+    while num_streams() != before and time.monotonic() < until:
+        time.sleep(0.01)
     assert num_streams() == before
-    run_step(9, "1.0RECV_F0", "2RECV_STATE")
+    run_step(9, *own, "2RECV_STATE")
 
 
 def test_a_message_that_is_late_keeps_its_thread(workers: Workers) -> None:
@@ -166,6 +175,7 @@ def test_a_message_that_is_late_keeps_its_thread(workers: Workers) -> None:
         b.expect(expected("a", "1.0RECV_F0", step=step))
         a.send("b", message("1.0RECV_F0", step), tensor(step))
         assert taken(b, "1.0RECV_F0", step) == step
+        b.finish_step(step)
     a.send("b", message("2RECV_STATE", 1), tensor(9))
     assert taken(b, "2RECV_STATE", 1) == 9
 

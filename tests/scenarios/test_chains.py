@@ -28,6 +28,7 @@ CASES = (
     (Shape(3, 1, num_steps=100), 4, (2, 4)),
     (Shape(3, 1, num_steps=220), 10, (2, 8)),
     (Shape(2, 2, num_steps=220, variant="zero-bf16"), 10, (2, 8)),
+    (Shape(3, 1, num_steps=3000, num_mirrors=2), 50, (5, 50)),
 )
 SURVIVORS = ("node0", "node2")
 # What gloo does not let go of at once it does at the groups' timeout.
@@ -96,7 +97,7 @@ def wait_for_no_more_than(most: Mapping[str, Counts], processes: Mapping[str, in
             time.sleep(0.05)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", in_ci(CASES, CASES[0]), ids=str)
 def test_losses_one_after_another(
     scenarios: ScenarioRunner, case: tuple[Shape, int, tuple[int, int]]
