@@ -25,7 +25,9 @@ def test_a_command_that_is_interrupted_says_so_in_one_line(
         (tmp_path / "secret").write_text("5" * 64)
         (tmp_path / "secret").chmod(0o600)
         program = [sys.executable, "-m", "megatron_bamboo", *command, str(tmp_path)]
-        with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            program, stderr=subprocess.PIPE, text=True, preexec_fn=_hear_interrupts
+        ) as process:
             silent.settimeout(60)
             silent.accept()[0].close()
             process.send_signal(signal.SIGINT)

@@ -383,7 +383,7 @@ def test_over_tls_both_sides_prove_themselves(tmp_path: Path) -> None:
         for left_out in (f"?cacert={tls.cacert}", ""):
             stranger = EtcdPlace.parse(f"{member.url('tests/tls')}{left_out}", "")
             with contextlib.closing(EtcdClient(stranger)) as client, pytest.raises(EtcdAway):
-                client.try_once("kv/range", {"key": "AA=="}, 5.0)
+                client.try_once("kv/range", {"key": "AA=="})
 
 
 def test_who_watches_reads_each_fact_once(
