@@ -37,7 +37,12 @@ class Records:
         self._hear = hear
 
     async def gather(self, epoch: int, survivors: Sequence[str]) -> dict[str, Record | Fenced]:
-        """Each surviving worker's record; one that is gone or silent past its time is fenced."""
+        """Each surviving worker's record; one that is gone or silent past its time is fenced.
+
+        The time begins when workers can learn that the epoch has ended, and who is fenced learns it
+        when that is certain: while the store is away nothing is held against anybody.
+        """
+        await self._table.kept()
         members, began = self._members, time.monotonic()
         until = {w: began + self.seconds_of(w) for w in members.workers_of(*survivors)}
         # One after the other, whoever answers first: to look at all with each record that comes
@@ -50,11 +55,13 @@ class Records:
                 and not members.is_worker_done(worker)
             ):
                 await self._hear(seconds)
-        return {
+        records = {
             worker: self._fill(epoch, worker)
             for worker in until
             if not members.is_worker_done(worker)
         }
+        await self._table.kept()
+        return records
 
     def seconds_of(self, worker: str) -> float:
         """How long a worker's record is waited for."""

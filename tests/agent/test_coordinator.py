@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from led_cluster import NODES, VECTOR, Cluster, Lead, Writer
+from led_cluster import NODES, VECTOR, Cluster, Lead, Memory, Writer
 
 from megatron_bamboo.agent import calls, headway
 from megatron_bamboo.agent.coordinator import Coordinator
@@ -43,6 +43,37 @@ def test_a_change_of_epoch_from_hello_to_done(lead: Lead) -> None:
     said = lead(story).said
     assert sum("iteration        1/" in line for line in said) == 1
     assert sum("lost node2 (its connection closed); epoch 1" in line for line in said) == 1
+
+
+class Away(Memory):
+    """Keeps nothing for a while, as a store in etcd does that nobody reaches."""
+
+    is_away = False
+
+    async def kept(self) -> None:
+        while self.is_away:
+            await asyncio.sleep(0.001)
+
+
+def test_records_are_waited_for_from_when_workers_can_know_of_it(lead: Lead) -> None:
+    """No live node is fenced since the store was away."""
+    store = Away()
+
+    async def story(cluster: Cluster) -> None:
+        cluster.join(*NODES)
+        await cluster.plan(0)
+        store.is_away = True
+        cluster.lose("node2")
+        assert await cluster.table.wait(["ending/0"], 5) == ()
+        await asyncio.sleep(0.5)
+        assert list(cluster.coordinator.members.lost) == ["node2"]
+        store.is_away = False
+        for node in ("node0", "node1", "node3"):
+            cluster.record(0, node, 1, False, False)
+        assert (await cluster.plan(1)).lost == ("node2",)
+        cluster.finish("node0", "node1", "node3")
+
+    lead(story, Deadlines(record_seconds=0.1), memory=store)
 
 
 def test_at_a_broken_link_one_node_is_given_up(lead: Lead) -> None:
