@@ -5,7 +5,7 @@ and plans come from the test.
 """
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from megatron_bamboo.evaluation.outcome import Evaluated
 from megatron_bamboo.execution.errors import EpochEnded
 from megatron_bamboo.execution.evaluation_attempt import EvaluatorParts
 from megatron_bamboo.execution.evaluation_data import EvaluationData
-from megatron_bamboo.execution.evaluation_store import EvaluationStore
+from megatron_bamboo.execution.evaluation_store import EvaluationStore, Share, batch_key
 from megatron_bamboo.execution.evaluator import Evaluator
 from megatron_bamboo.execution.mailbox import Mailbox
 from megatron_bamboo.execution.parts import Parts
@@ -202,6 +202,9 @@ def evaluate(
             raise AssertionError(f"nobody came to {fatal}")
         except Killed:
             after = plan_after_loss(plan, {victim.node}, StepDecision(STEP, False, None, "it is"))
+        if unaware:
+            # Else it would wait for others of its pipeline that have left.
+            _await_reports(address, plan, unaware)
         for node, peer in peers.items():
             if node != unaware:
                 peer.learn(after)
@@ -209,3 +212,11 @@ def evaluate(
     for peer in peers.values():
         peer.registry.close()
     return outcomes
+
+
+def _await_reports(address: str, plan: Plan, node: str) -> None:
+    """Wait until the pipeline of a worker has reported all."""
+    (evaluation,) = EvaluationPlan(STEP, NUM_BATCHES, 2 * STEP).after_step(STEP)
+    share = Share(plan.arrangement.microbatches, plan.pipeline_of(node))
+    with closing(store_client(address, WAIT_SECONDS)) as client:
+        client.wait([batch_key(evaluation, share, NUM_BATCHES - 1)])
