@@ -42,4 +42,7 @@ def run_script(command: Sequence[str]) -> int:
 
 
 def _find_modules_beside(script: str) -> None:
-    sys.path[0] = str(Path(script).resolve().parent)
+    """As Python does for the script that it is given; the launcher goes on to find its own."""
+    folder = str(Path(script).resolve().parent)
+    if sys.path[0] != folder:
+        sys.path.insert(0, folder)
