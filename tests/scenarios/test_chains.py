@@ -15,7 +15,7 @@ import pytest
 from evidence import Expected
 from forked_jobs import JOB_SECONDS, RunningJob
 from in_ci import in_ci
-from scenario_runner import ScenarioRunner
+from scenario_runner import SECONDS_PER_STEP, ScenarioRunner
 from tiny_gpt import Shape
 
 from megatron_bamboo.membership.lives import next_life
@@ -28,7 +28,7 @@ CASES = (
     (Shape(3, 1, num_steps=100), 4, (2, 4)),
     (Shape(3, 1, num_steps=220), 10, (2, 8)),
     (Shape(2, 2, num_steps=220, variant="zero-bf16"), 10, (2, 8)),
-    (Shape(3, 1, num_steps=3000, num_mirrors=2), 50, (5, 50)),
+    (Shape(3, 1, num_steps=1800, num_mirrors=2), 50, (5, 50)),
 )
 SURVIVORS = ("node0", "node2")
 # What gloo does not let go of at once it does at the groups' timeout.
@@ -117,4 +117,5 @@ def test_losses_one_after_another(
         if number == counted_after[1]:
             wait_for_no_more_than(counts, processes)
     joined = dict(zip(lives[1:], lives, strict=False))
-    assert scenarios.complaints(job.finish(), Expected(shape, "lazy", lives[:-1], joined)) == []
+    finished = job.finish(max(JOB_SECONDS, SECONDS_PER_STEP * shape.num_steps))
+    assert scenarios.complaints(finished, Expected(shape, "lazy", lives[:-1], joined)) == []
