@@ -19,12 +19,8 @@ from megatron_bamboo.planner.arrangement import equal_pipelines
 from megatron_bamboo.planner.plan import Plan
 
 NODES = tuple(f"node{number}" for number in range(4))
-
-
 LATER = ("node6", "node7", "node8", "node9")
 """Nodes of which an open job hears when they join."""
-
-
 VECTOR = ((2.5).hex(),)
 
 

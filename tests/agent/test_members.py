@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from led_cluster import Writer
 
 from megatron_bamboo.agent.leases import FIRST_WORD
 from megatron_bamboo.agent.members import Members
@@ -12,19 +13,6 @@ from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import EventLog
 
 WORKERS = ("node0:0", "node0:1")
-
-
-class Writer:
-    """Stands in for the agent's connection; keeps what the agent is told."""
-
-    def __init__(self) -> None:
-        self.told: list[bytes] = []
-
-    def is_closing(self) -> bool:
-        return False
-
-    def write(self, frame: bytes) -> None:
-        self.told.append(frame)
 
 
 class Node:
