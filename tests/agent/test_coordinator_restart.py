@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from led_cluster import Writer
 
 from megatron_bamboo.agent.coordinator import Coordinator
 from megatron_bamboo.agent.job import JobShape, JobSpec
@@ -64,16 +65,6 @@ class Disk(Nowhere):
 
     def facts(self) -> list[dict[str, Any]]:
         return [json.loads(change.text) for change in self.load() if isinstance(change, Said)]
-
-
-class Writer:
-    """Stands in for an agent's connection."""
-
-    def is_closing(self) -> bool:
-        return False
-
-    def write(self, frame: bytes) -> None:
-        pass
 
 
 class Cluster:

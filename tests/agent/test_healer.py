@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from led_cluster import Writer
 
 from megatron_bamboo.agent.calls import Calls
 from megatron_bamboo.agent.healer import Healer
@@ -19,16 +20,6 @@ from megatron_bamboo.planner.taking_over import plan_after_loss
 NODES = tuple(f"node{number}" for number in range(8))
 WHOLE = initial_plan(NODES, equal_pipelines(4, 2, 4), "lazy")
 PLACE = Vacancy(0, 1)
-
-
-class Writer:
-    """Stands in for an agent's connection."""
-
-    def is_closing(self) -> bool:
-        return False
-
-    def write(self, frame: bytes) -> None:
-        pass
 
 
 class Job:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from led_cluster import Writer
 
 from megatron_bamboo.agent.calls import Calls
 from megatron_bamboo.agent.healer import Healer
@@ -30,16 +31,6 @@ SHAPE = JobShape(
 )
 PAIR = replace(SHAPE, arrangement=equal_pipelines(2, 1, 6, layers_per_chunk=3))
 DECISION = StepDecision(3, False, (), "as the test wants it")
-
-
-class Writer:
-    """Stands in for an agent's connection."""
-
-    def is_closing(self) -> bool:
-        return False
-
-    def write(self, _frame: bytes) -> None:
-        pass
 
 
 class Job:

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from led_cluster import Writer
 
 from megatron_bamboo.agent.calls import Calls
 from megatron_bamboo.agent.members import Members
@@ -21,16 +22,6 @@ NODES, STANDBYS = ("node0", "node1", "node2", "node3"), ("node4", "node5", "node
 PLAN = initial_plan(NODES, equal_pipelines(2, 2, 4), "lazy")
 OPEN = StepDecision(3, False, None, "as the test wants it")
 LOST = frozenset({"node0", "node1"})
-
-
-class Writer:
-    """Stands in for an agent's connection."""
-
-    def is_closing(self) -> bool:
-        return False
-
-    def write(self, frame: bytes) -> None:
-        pass
 
 
 class Waiting:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from led_cluster import Writer
 
 from megatron_bamboo.agent.calls import Calls
 from megatron_bamboo.agent.drainer import Drainer
@@ -24,16 +25,6 @@ NODES = tuple(f"node{number}" for number in range(4))
 PLAN = initial_plan(NODES, equal_pipelines(4, 1, 4), "lazy")
 PLACE = Vacancy(0, 1)
 NOBODY = Replacements((), frozenset())
-
-
-class Writer:
-    """Stands in for an agent's connection."""
-
-    def is_closing(self) -> bool:
-        return False
-
-    def write(self, frame: bytes) -> None:
-        pass
 
 
 class Job:
