@@ -5,6 +5,7 @@ import fcntl
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.stores import has_begun
 
 LOCK_FILE = "lock"
+NAMED_SECONDS = 1.0
+"""So long after it has taken the lock at most a launcher has left its name there."""
 
 
 class FolderHeld(UserError):
@@ -47,15 +50,7 @@ def held(job_dir: Path) -> Iterator[None]:
             "that can"
         ) from error
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FolderHeld(job_dir, os.pread(lock, 200, 0).decode().strip()) from None
-        except OSError as error:
-            raise UserError(
-                f"--job-dir {job_dir} cannot be locked ({error.strerror}): give a folder on a file "
-                "system that keeps locks"
-            ) from error
+        _take(lock, job_dir)
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield
@@ -88,6 +83,24 @@ def goes_on(job_dir: Path) -> bool:
     """
     is_prepared = (job_dir / JOB_FILE).exists() and not (job_dir / OUTCOME_FILE).exists()
     return is_prepared and has_begun(job_dir)
+
+
+def _take(lock: int, job_dir: Path) -> None:
+    until = time.monotonic() + NAMED_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            holder = os.pread(lock, 200, 0).decode().strip()
+            if holder or time.monotonic() >= until:
+                raise FolderHeld(job_dir, holder or "which does not say who it is") from None
+            time.sleep(NAMED_SECONDS / 100)
+        except OSError as error:
+            raise UserError(
+                f"--job-dir {job_dir} cannot be locked ({error.strerror}): give a folder on a file "
+                "system that keeps locks"
+            ) from error
 
 
 def _open_lock(job_dir: Path) -> int:

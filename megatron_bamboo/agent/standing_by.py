@@ -45,15 +45,17 @@ def await_turn(
     Raises:
         UserError: it could not go on in the leader's place, or the folder cannot be used.
     """
-    told = False
-    while (reason := _why_not_yet(job_dir, is_in_etcd, stack)) is not None:
-        if not told:
-            say(f"stands by: {reason}")
-            told = True
+    reason = _why_not_yet(job_dir, is_in_etcd, stack)
+    if reason is not None:
+        say(f"stands by: {reason}")
+    while reason is not None:
         if must_end():
             say(f"{TOLD_TO_END}: ends without having led")
             return Status.STOPPED
         time.sleep(LOOK_SECONDS)
+        # Who waits for another machine leaves the folder alone: whoever came just then would be
+        # told that it is this process that leads.
+        reason = _led_from_elsewhere(job_dir) or _why_not_yet(job_dir, is_in_etcd, stack)
     if (outcome := Outcome.read(job_dir)) is not None:
         say(f"the job in {job_dir} is over, with status {outcome.status:d}")
         return outcome.status
@@ -91,18 +93,25 @@ def _why_not_yet(job_dir: Path, is_in_etcd: bool, stack: contextlib.ExitStack) -
     with contextlib.ExitStack() as attempt:
         try:
             attempt.enter_context(held(job_dir))
-        except FolderHeld as reason:
-            if not is_in_etcd and reason.host != socket.gethostname():
+        except FolderHeld as holder:
+            if not is_in_etcd and holder.host != socket.gethostname():
                 raise UserError(
-                    f"--standby: the store of the job in {job_dir} is a file of {reason.host}: "
+                    f"--standby: the store of the job in {job_dir} is a file of {holder.host}: "
                     "stand by there, or begin the job with --store etcd://.."
-                ) from reason
-            return f"{reason.who} leads the job in {job_dir}"
-        try:
-            leader = led_elsewhere(job_dir)
-        except OSError as error:
-            return f"the job's store does not answer ({error})"
-        if leader is not None:
-            return f"coordinator {leader.generation} on another machine leads the job in {job_dir}"
-        stack.push(attempt.pop_all())
-    return None
+                ) from holder
+            return f"{holder.who} leads the job in {job_dir}"
+        reason = _led_from_elsewhere(job_dir)
+        if reason is None:
+            stack.push(attempt.pop_all())
+        return reason
+
+
+def _led_from_elsewhere(job_dir: Path) -> str | None:
+    """Why this process cannot lead now, as far as the job's store says."""
+    try:
+        leader = led_elsewhere(job_dir)
+    except OSError as error:
+        return f"the job's store does not answer ({error})"
+    if leader is None:
+        return None
+    return f"coordinator {leader.generation} on another machine leads the job in {job_dir}"

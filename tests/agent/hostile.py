@@ -64,7 +64,8 @@ class Findings:
     beat_longest_ms: float
     grown_mib: float
     grown_idle_mib: float
-    descriptors_most: int
+    descriptors_more: int
+    """Than before; a forked process has those of its parent, too."""
     log_lines: int
     is_unchanged: bool
 
@@ -289,7 +290,8 @@ def attack(folder: Path, frames: int, idle: int, seconds: float, seed: int) -> F
         assert pipe.poll(ANSWER_SECONDS) and pipe.recv() == "joined"
         flood(target.address, 200, random.Random(seed))  # whatever is taken once is taken now
         before, memory = target.state(), target.memory()
-        most = [0]
+        num_open = target.process.num_fds()
+        most = [num_open]
         counting = threading.Event()
         counter = threading.Thread(target=_count_descriptors, args=(target, most, counting))
         counter.start()
@@ -315,7 +317,7 @@ def attack(folder: Path, frames: int, idle: int, seconds: float, seed: int) -> F
             beat_longest_ms=round(1000 * took[-1], 2),
             grown_mib=round((target.memory() - memory) / 2**20, 2),
             grown_idle_mib=round(grown_idle / 2**20, 2),
-            descriptors_most=most[0],
+            descriptors_more=most[0] - num_open,
             log_lines=target.log_lines(),
             is_unchanged=target.state() == before,
         )
