@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from megatron_bamboo.planner.growing import Growth
 from megatron_bamboo.planner.healing import Vacancy
-from megatron_bamboo.planner.rearranging import NewCut
+from megatron_bamboo.planner.new_cut import NewCut
 
 Standby = tuple[Vacancy, str]
 
@@ -29,7 +29,7 @@ class Ending:
     growth: Growth | None = None
     """Who becomes a pipeline."""
     cut: NewCut | None = None
-    """Which pipeline is cut anew, and who joins it."""
+    """Which pipelines are cut anew, and for whom."""
     renewing: tuple[str, ...] = ()
     """All who go back to the last checkpoint, to begin again with those of them who have come."""
 
@@ -54,7 +54,7 @@ class Ending:
             growth = Growth(growth["pipeline"], tuple(growth["nodes"]))
         cut = values["cut"]
         if cut is not None:
-            cut = NewCut(cut["pipeline"], tuple(cut["joining"]))
+            cut = NewCut(tuple((number, tuple(nodes)) for number, nodes in cut["crews"]))
         lost, leaving = frozenset(values["lost"]), tuple(values["leaving"])
         renewing = tuple(values["renewing"])
         return cls(lost, standby, leaving, replacing, growth, cut, renewing)

@@ -1,9 +1,9 @@
-"""When a pipeline is cut anew: as soon as that pays, for those who are left or for one who comes.
+"""When pipelines are cut anew: as soon as that pays, for those who are left or for one who comes.
 
 A standby in the place of a lost node comes first, and so does a dissolved pipeline that can begin
-again: both give the job its shape back. While a standby gets ready to join a pipeline, nothing else
-is changed. How long the next event is to be expected is known only from what this coordinator has
-seen; another one begins anew.
+again: both give the job its shape back. Where there is none a pipeline may get a node of another
+one. While a standby gets ready to join a pipeline, nothing else is changed. How long the next event
+is to be expected is known only from what this coordinator has seen; another one begins anew.
 """
 
 import time
@@ -19,8 +19,9 @@ from megatron_bamboo.membership.decision import StepReport
 from megatron_bamboo.observe.events import Emitter
 from megatron_bamboo.planner.growing import growable, to_begin
 from megatron_bamboo.planner.healing import Vacancy, vacancies
+from megatron_bamboo.planner.new_cut import NewCut
 from megatron_bamboo.planner.plan import Plan
-from megatron_bamboo.planner.rearranging import NewCut, Proposal
+from megatron_bamboo.planner.rearranging import Proposal
 from megatron_bamboo.recovery.outlook import Weighing
 from megatron_bamboo.recovery.prices import Prices
 
@@ -48,6 +49,7 @@ class Rearranger:
         self._epoch = -1
         self._seconds: float | None = None
         """What the fastest step of the newest epoch has taken."""
+        self._searched: tuple[Plan, tuple[Proposal, ...]] | None = None
         self.waits = False
         """Whether a standby gets ready to join a pipeline."""
 
@@ -73,6 +75,7 @@ class Rearranger:
         proposals = (
             self._begun(plan, crew) if crew else None,
             *(self._rearranging.widened(plan, node) for node in called),
+            *(() if self._calls.idle(plan) else self._lent(plan)),
             self._rearranging.shrunk(plan),
         )
         for proposal in proposals:
@@ -93,14 +96,21 @@ class Rearranger:
             proposal = self._rearranging.widened(plan, idle[0])
         if proposal is None or not self._pays(proposal, plan):
             return
-        number, called = proposal.wanted.pipeline, self._calls.called(plan)
+        number, called = proposal.wanted.numbers[0], self._calls.called(plan)
         taken = {called[node].rank for node in crew}
-        free = (rank for rank in range(len(proposal.pipeline.stages)) if rank not in taken)
-        new = (node for node in proposal.wanted.joining if node not in crew)
-        ranks = free if gone else (len(proposal.pipeline.stages) - 1,)
+        free = (rank for rank in range(len(proposal.first.stages)) if rank not in taken)
+        new = (node for node in proposal.joining if node not in crew)
+        ranks = free if gone else (len(proposal.first.stages) - 1,)
         for rank, node in zip(ranks, new, strict=False):
-            self._calls.call(node, Vacancy(number, rank), proposal.pipeline)
+            self._calls.call(node, Vacancy(number, rank), proposal.first)
         self.waits = True
+
+    def _lent(self, plan: Plan) -> tuple[Proposal, ...]:
+        """The ways to share out the nodes that there are; searched once for each plan."""
+        assert self._rearranging is not None
+        if self._searched is None or self._searched[0] is not plan:
+            self._searched = plan, self._rearranging.lent(plan)
+        return self._searched[1]
 
     def _begun(self, plan: Plan, crew: Sequence[str]) -> Proposal | None:
         """The first dissolved pipeline on fewer nodes than it had; with as many it begins as it was
@@ -134,6 +144,7 @@ class Rearranger:
             # State moves within one step.
             self._seconds,
             Prices().switch_seconds,
+            *(_undone(num_alone, plan) for num_alone in proposal.num_alone),
         )
         wanted = proposal.wanted
         return self._forecast.pays("new_cut", plan.epoch, wanted, weighing, wanted=asdict(wanted))
@@ -145,6 +156,12 @@ class Rearranger:
         known = names if self._known is None else self._known
         self._forecast.saw(len(names - known))
         self._known = known | names
+
+
+def _undone(num_alone: int, plan: Plan) -> float:
+    """Iterations that the loss of any node undoes: where one runs a pipeline alone its loss lets
+    all begin the step anew, which is half done then."""
+    return num_alone / len(plan.nodes) / 2
 
 
 def _is_new(plan: Plan, place: Vacancy) -> bool:

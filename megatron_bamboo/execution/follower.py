@@ -163,11 +163,11 @@ class PlanFollower:
 
     def hold(self, plan: Plan) -> None:
         """Hold the stages that are this worker's under a plan, and those that it will have."""
-        number, change = self._view.number, plan.change
-        now = self._holding(plan.pipelines[number])
+        now, change = self._holding(plan.pipelines[self._view.number]), plan.change
         if change is None:
             self._performer.shapes = self._parts.hold(now, None)
             return
+        number = plan.pipeline_after(self._parts.worker)
         later = self._holding(change.pipelines[number])
         if number in change.recut:
             self._performer.shapes = self._parts.hold(now, later)

@@ -93,8 +93,6 @@ class PipelineView:
         verifies_in: Callable[[int], bool] = lambda step: False,
     ) -> None:
         self.node = node
-        self.number = plan.pipeline_of(node)
-        """Of this worker's pipeline, for life."""
         self._is_tied = tied
         self.sharded = sharded
         self._redundancy = redundancy
@@ -327,6 +325,7 @@ class PipelineView:
 
     def set_plan(self, plan: Plan) -> None:
         """Who holds what from now on, and what moves in which step."""
+        self.number = plan.pipeline_of(self.node)
         self.pipeline = plan.pipelines[self.number]
         self.rank = self.pipeline.rank_of(self.node)
         self.arrangement = plan.arrangement
@@ -343,7 +342,7 @@ class PipelineView:
         if plan.change is not None:
             self.moving_step = plan.change.step
             self._set_transfers(plan.change.transfers)
-            self._set_new_cut(plan.change)
+            self._set_new_cut(plan.change, plan.pipeline_after(self.node))
 
     def _set_transfers(self, transfers: Sequence[Transfer]) -> None:
         ranks, moves = self.pipeline.ranks, []
@@ -359,7 +358,7 @@ class PipelineView:
                 self._fetched[transfer.stage] = transfer.source
         self._moves = tuple(moves)
 
-    def _set_new_cut(self, change: Change) -> None:
+    def _set_new_cut(self, change: Change, number: int) -> None:
         if not change.recut:
             return
         self.recut_step = change.step
@@ -368,9 +367,8 @@ class PipelineView:
                 self._unit_targets.setdefault(move.unit, []).append(move.target)
             if move.target == self.node:
                 self._unit_sources[move.unit] = move.source
-        if self.number in change.recut:
-            later = change.pipelines[self.number]
-            self._units_taken = units_held(later, self.node)
+        if number in change.recut:
+            self._units_taken = units_held(change.pipelines[number], self.node)
 
     def make_change(self, plan: Plan, step: int) -> None:
         """Begin whole steps under a plan whose change was made in a step."""

@@ -118,7 +118,7 @@ def all_neighbours(plan: Plan, worker: str, tied: bool) -> frozenset[str]:
         return near
     moves = (*change.transfers, *change.moves)
     ends = [{m.source, m.target} for m in moves if worker in (m.source, m.target)]
-    later = neighbours(change.pipelines[number], worker, tied)
+    later = neighbours(change.pipelines[plan.pipeline_after(worker)], worker, tied)
     return (near | later | frozenset().union(*ends)) - {worker}
 
 

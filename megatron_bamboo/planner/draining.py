@@ -100,7 +100,7 @@ def drain(
         reasons = [*reasons, better.reason]
     # They have ranks at once, to take part in the step in which they join.
     joining = tuple(
-        now.with_joining(then) for now, then in zip(before.pipelines, after, strict=True)
+        now.with_joining(then.ranks) for now, then in zip(before.pipelines, after, strict=True)
     )
     change = Change(step, transfers, after)
     return replace(follows, pipelines=joining, change=change, reason="; ".join(reasons))

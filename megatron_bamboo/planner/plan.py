@@ -7,7 +7,7 @@ nodes lost and the decision about the newest step (``taking_over.py``).
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any, Self
@@ -48,9 +48,9 @@ class PipelinePlan:
         """By stage the rank that holds its replica, as the schedule wants it."""
         return tuple(None if node is None else self.rank_of(node) for node in self.replicas)
 
-    def with_joining(self, after: "PipelinePlan") -> Self:
-        """With a rank of its own for each node that has another one's rank after a change."""
-        new = tuple(node for node in after.ranks if node not in self.ranks)
+    def with_joining(self, nodes: Iterable[str]) -> Self:
+        """With a rank of its own for each of some nodes that has none."""
+        new = tuple(node for node in nodes if node not in self.ranks)
         return replace(self, ranks=(*self.ranks, *new))
 
     @property
@@ -100,7 +100,7 @@ class Change:
     moves: tuple[UnitTransfer, ...] = ()
     """The units that go from one node to another since pipelines are cut anew."""
     recut: tuple[int, ...] = ()
-    """The numbers of these pipelines."""
+    """The numbers of these pipelines; a node of one may be in another of them afterwards."""
 
     @property
     def targets(self) -> frozenset[str]:
@@ -239,6 +239,12 @@ class Plan:
     def pipeline_of(self, node: str) -> int:
         """The pipeline that a node belongs to, dead or alive."""
         return next(i for i, pipe in enumerate(self.pipelines) if node in pipe.ranks)
+
+    def pipeline_after(self, node: str) -> int:
+        """The pipeline that a live node belongs to once the planned change is made."""
+        later = () if self.change is None else self.change.pipelines
+        numbers = (number for number, pipe in enumerate(later) if node in pipe.stages)
+        return next(numbers, self.pipeline_of(node))
 
     def for_tensor_rank(self, tensor_rank: int, tensor_size: int) -> "Plan":
         """The same plan among the workers of one tensor rank, by their names.

@@ -1,22 +1,25 @@
-"""A pipeline is cut anew for the nodes that it has, one that joins included.
+"""Pipelines are cut anew for the nodes that they have, or get.
 
 After a takeover one node does the work of two. With as many stages as there are nodes, and the
 units shared out evenly over them, the slowest does less; so it is with a standby for which no place
-is vacant. Who takes which place is decided by the fewest bytes that have to move, and each unit
-comes from any live holder, in whatever pipeline. It is a planned change like any other: in its step
-the new holders get state and final gradients, and the passed commit puts the new cut in force.
+is vacant, and with a node of another pipeline, which is cut anew for those who are left
+(``lending.py``). Who takes which place is decided by the fewest bytes that have to move, and each
+unit comes from any live holder, in whatever pipeline. It is a planned change like any other: in its
+step the new holders get state and final gradients, and the passed commit puts the new cut in force.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from megatron_bamboo.membership.decision import StepDecision
-from megatron_bamboo.planner.arrangement import Arrangement, StageSpan
+from megatron_bamboo.planner.arrangement import Arrangement, PipelineShape, StageSpan
 from megatron_bamboo.planner.cut import Cutter
 from megatron_bamboo.planner.healing import first_open_step, next_plan, protected
 from megatron_bamboo.planner.holders import held_by
+from megatron_bamboo.planner.lending import lendings
+from megatron_bamboo.planner.new_cut import NewCut, crew_of
 from megatron_bamboo.planner.placement import Holdings, place_nodes
-from megatron_bamboo.planner.plan import Change, PipelinePlan, Plan
+from megatron_bamboo.planner.plan import Change, PipelinePlan, Plan, dissolved
 from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.planner.transfers import Links, UnitTransfer, plan_transfers
 
@@ -25,26 +28,22 @@ FEWEST_STAGES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class NewCut:
-    """The pipeline that is to be cut anew, and who joins it."""
-
-    pipeline: int
-    joining: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Proposal:
-    """What all pipelines are with a new cut of one, and what moves for it."""
+    """What all pipelines are with a new cut, and what moves for it."""
 
     wanted: NewCut
     pipelines: tuple[PipelinePlan, ...]
     moves: tuple[UnitTransfer, ...]
+    joining: tuple[str, ...]
+    """The nodes that have no place so far."""
     ticks_before: int
     """What an iteration takes as it is."""
     ticks_healed: int
     """With replicas made anew and other shares of the batch, and with the cuts that there are."""
     ticks: int
     """With the new cut."""
+    num_alone: tuple[int, int]
+    """How many pipelines one node alone runs, with the cuts that there are and with the new one."""
 
     @property
     def gains(self) -> bool:
@@ -52,9 +51,20 @@ class Proposal:
         return self.ticks < self.ticks_healed
 
     @property
-    def pipeline(self) -> PipelinePlan:
-        """The one that is cut anew."""
-        return self.pipelines[self.wanted.pipeline]
+    def protects(self) -> bool:
+        """Whether a pipeline gets shadows that has none."""
+        before, after = self.num_alone
+        return after < before
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it is good for anything; what that is worth is another question."""
+        return self.gains or self.protects
+
+    @property
+    def first(self) -> PipelinePlan:
+        """The first one that is cut anew."""
+        return self.pipelines[self.wanted.numbers[0]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +84,7 @@ class Rearranging:
     def shrunk(self, plan: Plan) -> Proposal | None:
         """The best new cut of a pipeline whose nodes run several stages; None if none gains."""
         hit = [n for n, p in enumerate(plan.pipelines) if len(set(p.stages)) < len(p.stages)]
-        return self._best(plan, [NewCut(number) for number in hit])
+        return self._best(plan, [NewCut.of(plan, number) for number in hit])
 
     def widened(self, plan: Plan, node: str) -> Proposal | None:
         """The best new cut of a pipeline that a standby joins; None if none gains."""
@@ -83,50 +93,72 @@ class Rearranging:
         for number, pipeline in enumerate(plan.pipelines):
             if pipeline.stages:
                 alike.setdefault((pipeline.placement(), pipeline.shape), number)
-        return self._best(plan, [NewCut(number, (node,)) for number in alike.values()])
+        return self._best(plan, [NewCut.of(plan, number, (node,)) for number in alike.values()])
 
     def begun(self, plan: Plan, number: int, nodes: Sequence[str]) -> Proposal | None:
         """A dissolved pipeline on fewer standbys than it had nodes; None if that gains nothing."""
-        return self._best(plan, [NewCut(number, tuple(nodes))])
+        return self._best(plan, [NewCut.of(plan, number, nodes)])
 
-    def _best(self, plan: Plan, wanted: Sequence[NewCut]) -> Proposal | None:
-        proposals = [self.propose(plan, one) for one in wanted]
-        gaining = [proposal for proposal in proposals if proposal is not None and proposal.gains]
-        return min(gaining, key=lambda proposal: proposal.ticks, default=None)
+    def lent(self, plan: Plan) -> tuple[Proposal, ...]:
+        """The ways to share out anew the nodes that there are, the fastest first."""
+        if self.shares_state:
+            return ()  # nobody in another pipeline has the share of this one
+        shape = plan.pipelines[plan.first_pipeline].shape
+        return self._good(plan, lendings(plan, FEWEST_STAGES, _most_stages(shape)))
+
+    def _best(self, plan: Plan, wanted: Iterable[NewCut]) -> Proposal | None:
+        return next(iter(self._good(plan, wanted)), None)
+
+    def _good(self, plan: Plan, wanted: Iterable[NewCut]) -> tuple[Proposal, ...]:
+        proposals = (self.propose(plan, one) for one in wanted)
+        good = [proposal for proposal in proposals if proposal is not None and proposal.is_good]
+        return tuple(sorted(good, key=lambda proposal: proposal.ticks))
 
     def propose(self, plan: Plan, wanted: NewCut) -> Proposal | None:
-        """One new cut, whatever it gains; None where the pipeline cannot have it."""
-        before = plan.pipelines[wanted.pipeline]
-        nodes = tuple(dict.fromkeys((*before.stages, *wanted.joining)))
-        most = (before.shape.num_units - 2) // before.shape.num_chunks
-        if not FEWEST_STAGES <= len(nodes) <= most:
+        """One new cut, whatever it gains; None where the pipelines cannot have it."""
+        if not all(self._can_have(plan.pipelines[number], nodes) for number, nodes in wanted.crews):
             return None
-        if before.stages and before.shape.num_stages < FEWEST_STAGES:
-            return None
-        after = self._placed(before, nodes)
+        cut = list(plan.pipelines)
+        for number, nodes in wanted.crews:
+            cut[number] = self._placed(plan, number, nodes)
         total = plan.arrangement.total_microbatches
-        cut = (*plan.pipelines[: wanted.pipeline], after, *plan.pipelines[wanted.pipeline + 1 :])
         shares, healed = self.balance.best(cut, total), tuple(map(protected, plan.pipelines))
         pipelines = shares.apply(cut)
-        needed, sources = held_by([after]), [before] if self.shares_state else plan.pipelines
-        moves = plan_transfers(needed, held_by(sources), self._links)
+        needed = held_by([pipelines[number] for number in wanted.numbers])
+        moves = plan_transfers(needed, self._sources(plan, wanted.numbers), self._links)
         assert not moves.lost_units, "each unit of a plan in force has a live holder"
         return Proposal(
             wanted,
             pipelines,
             moves.transfers,
+            tuple(n for _, nodes in wanted.crews for n in nodes if n not in plan.nodes),
             self.balance.ticks(plan.pipelines),
             self.balance.best(healed, total).ticks,
             shares.ticks,
+            (_num_alone(healed), _num_alone(pipelines)),
         )
 
-    def _placed(self, before: PipelinePlan, nodes: tuple[str, ...]) -> PipelinePlan:
+    def _can_have(self, before: PipelinePlan, nodes: Sequence[str]) -> bool:
+        if before.stages and before.shape.num_stages < FEWEST_STAGES:
+            return False
+        return not nodes or FEWEST_STAGES <= len(nodes) <= _most_stages(before.shape)
+
+    def _placed(self, plan: Plan, number: int, nodes: tuple[str, ...]) -> PipelinePlan:
+        before = plan.pipelines[number]
+        if not nodes:
+            return dissolved(before)
         spans = self._spans(len(nodes) * before.shape.num_chunks)
         shape = replace(before.shape, spans=spans)
         stay = {node: (0, stage) for stage, node in reversed([*enumerate(before.stages)])}
-        holdings = Holdings(held_by([before]), self._links.unit_bytes, stay=stay)
+        held = self._sources(plan, [number])
+        holdings = Holdings(held, self._links.unit_bytes, stay=stay)
         (placed,) = place_nodes(Arrangement((shape,)), nodes, holdings).pipelines
         return protected(PipelinePlan(placed, (None,) * len(placed), placed, shape))
+
+    def _sources(self, plan: Plan, numbers: Sequence[int]) -> dict[str, frozenset[int]]:
+        """Who can give the state that some pipelines need."""
+        own = [plan.pipelines[number] for number in numbers]
+        return held_by(own if self.shares_state else plan.pipelines)
 
     def _spans(self, num_parts: int) -> tuple[StageSpan, ...]:
         """The best cut in which each part, a stage or a chunk of one, has a layer."""
@@ -161,27 +193,33 @@ def rearrange(
     before = plan.after(decision)
     follows, step = next_plan(before, decision), first_open_step(decision, last_step)
     proposal = rearranging.propose(before, wanted)
-    if step > last_step or proposal is None or not proposal.gains:
+    if step > last_step or proposal is None or not proposal.is_good:
         return replace(follows, reason="nothing is left to change")
-    number = wanted.pipeline
-    change = Change(step, (), proposal.pipelines, proposal.moves, (number,))
-    # Who joins takes part in the step, behind the ranks that there are.
-    joined = before.pipelines[number].with_joining(proposal.pipeline)
-    pipelines = (*before.pipelines[:number], joined, *before.pipelines[number + 1 :])
+    change = Change(step, (), proposal.pipelines, proposal.moves, wanted.numbers)
+    # Who joins takes part in the step, behind the ranks that there are; who changes the pipeline
+    # does so in its old place.
+    pipelines = tuple(
+        now.with_joining([node for node in later.ranks if node in proposal.joining])
+        for now, later in zip(before.pipelines, proposal.pipelines, strict=True)
+    )
     return replace(follows, pipelines=pipelines, change=change, reason=_reason(before, proposal))
 
 
+def _most_stages(shape: PipelineShape) -> int:
+    """With each chunk of a stage a layer at least."""
+    return (shape.num_units - 2) // shape.num_chunks
+
+
+def _num_alone(pipelines: Iterable[PipelinePlan]) -> int:
+    return sum(len(crew_of(pipeline)) == 1 for pipeline in pipelines)
+
+
 def _reason(before: Plan, proposal: Proposal) -> str:
-    number, after = proposal.wanted.pipeline, proposal.pipeline
-    there = before.pipelines[number]
-    sizes = ", ".join(str(past - first) for first, past in after.shape.spans)
-    joining = "".join(f" with {node}" for node in proposal.wanted.joining if there.stages)
-    what = f"is cut anew{joining}" if there.stages else "begins again"
+    parts = [_what(before, proposal, number) for number in proposal.wanted.numbers]
     saved = 1 - proposal.ticks / proposal.ticks_healed
     words = (
-        f"pipeline {number} {what}: {', '.join(after.stages)} have stages of {sizes} units instead "
-        f"of {there.shape.num_stages} stages, for which {len(proposal.moves)} units move; an "
-        f"iteration takes {saved:.0%} less than without that"
+        f"{'; '.join(parts)}, for which {len(proposal.moves)} units move; an iteration takes "
+        f"{abs(saved):.0%} {'less' if saved >= 0 else 'more'} than without that"
     )
     shares = [
         [p.shape.num_microbatches for p in ps] for ps in (before.pipelines, proposal.pipelines)
@@ -190,3 +228,18 @@ def _reason(before: Plan, proposal: Proposal) -> str:
         return words
     old, new = (", ".join(map(str, numbers)) for numbers in shares)
     return f"{words}; microbatches {old} become {new}"
+
+
+def _what(before: Plan, proposal: Proposal, number: int) -> str:
+    """What becomes of one pipeline."""
+    there, after = before.pipelines[number], proposal.pipelines[number]
+    if not after.stages:
+        return f"pipeline {number} is dissolved, and its nodes join others"
+    new = [node for node in after.stages if node not in there.stages]
+    joining = f" with {', '.join(new)}" if new and there.stages else ""
+    what = f"is cut anew{joining}" if there.stages else "begins again"
+    sizes = ", ".join(str(past - first) for first, past in after.shape.spans)
+    return (
+        f"pipeline {number} {what}: {', '.join(after.stages)} have stages of {sizes} units instead "
+        f"of {there.shape.num_stages} stages"
+    )

@@ -90,7 +90,7 @@ def _going_on(after: Plan, before: Plan, lost: Set[str]) -> Plan:
     if left is None:
         return after
     pairs = zip(after.pipelines, left.pipelines, strict=True)
-    pipelines = tuple(now.with_joining(then) for now, then in pairs)
+    pipelines = tuple(now.with_joining(then.ranks) for now, then in pairs)
     return replace(after, pipelines=pipelines, change=left)
 
 

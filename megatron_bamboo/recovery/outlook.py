@@ -34,6 +34,8 @@ class Weighing:
         after: seconds of an iteration once the change is made.
         moving: seconds until it is made, in which iterations take as long as before.
         pause: seconds in which there are none.
+        undone: iterations that the next event undoes, as it is, each weighed by how likely it is.
+        undone_then: the same with the change.
     """
 
     expected: float
@@ -41,20 +43,22 @@ class Weighing:
     after: float
     moving: float
     pause: float
+    undone: float = 0.0
+    undone_then: float = 0.0
 
     @property
     def unchanged(self) -> float:
         """Iterations without the change."""
-        return self.expected / self.before
+        return self.expected / self.before - self.undone
 
     @property
     def changed(self) -> float:
         """Iterations with it."""
         as_before = min(self.moving, self.expected)
         left = self.expected - self.moving - self.pause
-        return as_before / self.before + max(0.0, left) / self.after
+        return as_before / self.before + max(0.0, left) / self.after - self.undone_then
 
     @property
     def pays(self) -> bool:
         """Whether there are more with it, and not only by rounding."""
-        return self.changed > self.unchanged * (1 + ROUNDING)
+        return self.changed > self.unchanged + ROUNDING * abs(self.unchanged)

@@ -5,7 +5,7 @@ import pytest
 from megatron_bamboo.agent.ending import Ending
 from megatron_bamboo.planner.growing import Growth
 from megatron_bamboo.planner.healing import Vacancy
-from megatron_bamboo.planner.rearranging import NewCut
+from megatron_bamboo.planner.new_cut import NewCut
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from megatron_bamboo.planner.rearranging import NewCut
         Ending(frozenset({"node1", "node2"})),
         Ending(standby=(Vacancy(1, 2), "node8")),
         Ending(leaving=("node3", "node1"), replacing=((Vacancy(0, 1), "node8"),)),
-        Ending(cut=NewCut(1, ("node9",))),
+        Ending(cut=NewCut(((1, ("node3", "node9")), (2, ())))),
         Ending(growth=Growth(1, ("node6", "node2.2"))),
         Ending(renewing=("node0", "node2.2")),
     ],

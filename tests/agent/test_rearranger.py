@@ -18,12 +18,18 @@ from megatron_bamboo.membership.decision import StepDecision, StepReport
 from megatron_bamboo.membership.store_server import AgentLink
 from megatron_bamboo.membership.table import Table
 from megatron_bamboo.observe.events import EventLog, read_events
-from megatron_bamboo.planner.arrangement import equal_pipelines
+from megatron_bamboo.planner.arrangement import (
+    Arrangement,
+    PipelineShape,
+    equal_pipelines,
+    spans_of_layers,
+)
 from megatron_bamboo.planner.dissolving import go_on_after
 from megatron_bamboo.planner.growing import to_begin
 from megatron_bamboo.planner.healing import Vacancy
+from megatron_bamboo.planner.new_cut import NewCut
 from megatron_bamboo.planner.plan import Plan, initial_plan
-from megatron_bamboo.planner.rearranging import NewCut, rearrange
+from megatron_bamboo.planner.rearranging import rearrange
 
 NODES = tuple(f"node{number}" for number in range(6))
 SHAPE = JobShape(
@@ -72,7 +78,7 @@ def test_a_pipeline_that_has_lost_a_node_is_cut_anew_once_it_is_known_how_long_s
     hit = job.without("node1")
     assert job.rearranger.due(hit) is None
     job.passed(2.0)
-    assert job.rearranger.due(hit) == NewCut(0)
+    assert job.rearranger.due(hit) == NewCut.of(hit, 0)
     assert job.rearranger.due(job.plan) is None
     assert job.weighed() == [True]
 
@@ -89,7 +95,8 @@ def test_the_fastest_step_of_an_epoch_says_how_long_one_takes(tmp_path: Path) ->
     job.passed(700.0)
     job.passed(2.0, step=3)
     job.passed(700.0, step=4)
-    assert job.rearranger.due(job.without("node1")) == NewCut(0)
+    hit = job.without("node1")
+    assert job.rearranger.due(hit) == NewCut.of(hit, 0)
 
 
 def test_a_standby_is_called_and_joins_when_it_is_ready(tmp_path: Path) -> None:
@@ -101,7 +108,7 @@ def test_a_standby_is_called_and_joins_when_it_is_ready(tmp_path: Path) -> None:
     assert job.rearranger.due(job.plan) is None and job.rearranger.waits
     job.table.set("ready/node9", b"1")
     cut = job.rearranger.due(job.plan)
-    assert cut == NewCut(0, ("node9",)) and not job.rearranger.waits
+    assert cut == NewCut.of(job.plan, 0, ("node9",)) and not job.rearranger.waits
     rearranging = PAIR.rearranging()
     assert rearranging is not None
     plan = rearrange(job.plan, DECISION, 9, cut, rearranging)
@@ -127,7 +134,7 @@ def test_two_standbys_are_called_for_a_dissolved_pipeline_of_three(tmp_path: Pat
         assert job.table.get(called_key(node)) is not None
         assert job.rearranger.due(gone) is None
         job.table.set(f"ready/{node}", b"1")
-    assert job.rearranger.due(gone) == NewCut(1, ("new0", "new1"))
+    assert job.rearranger.due(gone) == NewCut.of(gone, 1, ("new0", "new1"))
 
 
 def test_one_whose_crew_is_whole_begins_as_it_was(tmp_path: Path) -> None:
@@ -155,7 +162,46 @@ def test_who_is_left_of_two_that_were_called_begins_with_another_one(tmp_path: P
     assert job.rearranger.due(gone) is None and job.rearranger.waits
     job.table.set("ready/new0.2", b"1")
     cut = job.rearranger.due(gone)
-    assert cut is not None and set(cut.joining) == {"new1", "new0.2"}
+    assert cut is not None and set(cut.crews[0][1]) == {"new1", "new0.2"}
+
+
+def uneven(folder: Path, standbys: Sequence[str] = ()) -> Job:
+    """Four nodes and two; only over three and three can the layers be shared out evenly."""
+    shapes = (
+        PipelineShape(spans_of_layers((2, 2, 1, 1)), 5),
+        PipelineShape(spans_of_layers((3, 3)), 3),
+    )
+    return Job(folder, replace(SHAPE, arrangement=Arrangement(shapes)), standbys)
+
+
+def test_a_node_is_lent_where_no_standby_is_there(tmp_path: Path) -> None:
+    job = uneven(tmp_path)
+    job.passed(2.0)
+    crews = (0, ("node0", "node1", "node2")), (1, ("node4", "node5", "node3"))
+    assert job.rearranger.due(job.plan) == NewCut(crews)
+    assert job.weighed() == [True]
+
+
+def test_none_is_lent_while_a_standby_may_be_called(tmp_path: Path) -> None:
+    job = uneven(tmp_path, ["node9"])
+    job.passed(2.0)
+    assert job.rearranger.due(job.plan) is None and job.rearranger.waits
+    job.table.set("ready/node9", b"1")
+    assert job.rearranger.due(job.plan) == NewCut.of(job.plan, 1, ("node9",))
+
+
+@pytest.mark.parametrize("seconds", [2.0, 100.0])
+def test_what_only_protects_pays_where_few_iterations_are_expected(
+    tmp_path: Path, seconds: float
+) -> None:
+    """Two pipelines of two, of which one node is left in the second: in one of three stages an
+    iteration takes longer, but the loss of that node would let all begin the step anew."""
+    shape = replace(SHAPE, arrangement=equal_pipelines(2, 2, 12, layers_per_chunk=3))
+    job = Job(tmp_path, shape)
+    job.passed(seconds)
+    hit = job.without("node3")
+    merged = NewCut(((0, ("node0", "node1", "node2")), (1, ())))
+    assert job.rearranger.due(hit) == (merged if seconds == 100.0 else None)
 
 
 def test_a_standby_that_would_gain_nothing_is_not_called(tmp_path: Path) -> None:

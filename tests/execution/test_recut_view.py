@@ -10,8 +10,9 @@ from megatron_bamboo.membership.decision import StepDecision
 from megatron_bamboo.planner.arrangement import Arrangement, PipelineShape, spans_of_layers
 from megatron_bamboo.planner.dissolving import go_on_after
 from megatron_bamboo.planner.holders import held_by, units_held
+from megatron_bamboo.planner.new_cut import NewCut
 from megatron_bamboo.planner.plan import Plan, initial_plan
-from megatron_bamboo.planner.rearranging import NewCut, Rearranging, rearrange
+from megatron_bamboo.planner.rearranging import Rearranging, rearrange
 from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.schedule.actions import COMPUTE_OPS, Action, Op
 from megatron_bamboo.schedule.costs import Costs
@@ -40,12 +41,12 @@ def after_a_loss() -> tuple[Plan, Plan]:
     nodes = [f"node{number}" for number in range(3)]
     start = initial_plan(nodes, Arrangement((THREE,)), "lazy")
     before = go_on_after(start, {"node1"}, decided(7, False), range(1, 101), BALANCE)
-    return before, rearrange(before, decided(STEP - 1), 99, NewCut(0), REARRANGING)
+    return before, rearrange(before, decided(STEP - 1), 99, NewCut.of(before, 0), REARRANGING)
 
 
 def at_an_arrival() -> tuple[Plan, Plan]:
     before = initial_plan(["node0", "node1"], Arrangement((TWO,)), "lazy")
-    wanted = NewCut(0, ("node2",))
+    wanted = NewCut.of(before, 0, ("node2",))
     return before, rearrange(before, decided(STEP - 1), 99, wanted, REARRANGING)
 
 
@@ -159,7 +160,7 @@ def test_who_begins_a_dissolved_pipeline_again_has_nothing_to_do_before() -> Non
     gone = go_on_after(
         start, {"node3", "node4", "node5"}, decided(7, False), range(1, 101), BALANCE
     )
-    wanted = NewCut(1, ("new0", "new1"))
+    wanted = NewCut.of(gone, 1, ("new0", "new1"))
     plan = rearrange(gone, decided(STEP - 1), 99, wanted, REARRANGING)
     made = views(gone, plan)
     programs = {node: view.begin_step(STEP) for node, view in made.items()}
@@ -171,5 +172,32 @@ def test_who_begins_a_dissolved_pipeline_again_has_nothing_to_do_before() -> Non
     run(programs, made)
     for view in made.values():
         view.make_change(plan.made(), STEP)
-    assert {made[node].number for node in wanted.joining} == {1}
+    assert {made[node].number for node in ("new0", "new1")} == {1}
     assert any(a.op is Op.B for a in made["new1"].begin_step(STEP + 1))
+
+
+@pytest.mark.parametrize("giver", [0, 1])
+def test_who_changes_the_pipeline_works_in_the_old_one_until_the_step_has_passed(
+    giver: int,
+) -> None:
+    four = PipelineShape(spans_of_layers((2, 2, 1, 1)), 5)
+    two = PipelineShape(spans_of_layers((3, 3)), 3)
+    shapes = (four, two) if giver == 0 else (two, four)
+    start = initial_plan([f"node{n}" for n in range(6)], Arrangement(shapes), "lazy")
+    proposal, *_ = REARRANGING.lent(start)
+    plan = rearrange(start, decided(STEP - 1), 99, proposal.wanted, REARRANGING)
+    lent = start.pipelines[giver].stages[-1]
+    made = views(start, plan)
+    programs = {node: view.begin_step(STEP) for node, view in made.items()}
+    assert made[lent].number == giver and any(a.op is Op.B for a in programs[lent])
+    taken = tuple(a.stage for a in programs[lent] if a.op is Op.RECV_UNIT)
+    later = plan.made().pipelines[1 - giver]
+    assert taken == units_held(later, lent)
+    near = all_neighbours(plan, lent, tied=True)
+    assert near & set(start.pipelines[giver].stages) and near & set(later.stages)
+    run(programs, made)
+    for view in made.values():
+        view.make_change(plan.made(), STEP)
+    assert (made[lent].number, made[lent].pipeline) == (1 - giver, later)
+    work = Counter(a for a in made[lent].begin_step(STEP + 1) if a.op is Op.B)
+    assert len(work) == later.shape.num_microbatches

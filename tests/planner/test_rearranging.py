@@ -13,9 +13,10 @@ from megatron_bamboo.planner.dissolving import go_on_after
 from megatron_bamboo.planner.growing import growable, to_begin
 from megatron_bamboo.planner.healing import vacancies
 from megatron_bamboo.planner.holders import held_by
+from megatron_bamboo.planner.new_cut import NewCut
 from megatron_bamboo.planner.places import units_needed
 from megatron_bamboo.planner.plan import Plan, initial_plan
-from megatron_bamboo.planner.rearranging import NewCut, Proposal, Rearranging, rearrange
+from megatron_bamboo.planner.rearranging import Proposal, Rearranging, rearrange
 from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.planner.transfers import UnitTransfer
 from megatron_bamboo.schedule.redundancy import Redundancy
@@ -43,7 +44,8 @@ def without(plan: Plan, *lost: str) -> Plan:
 
 
 def cut_anew() -> Plan:
-    return rearrange(without(started(), "node1"), decided(8, True), LAST, NewCut(0), REARRANGING)
+    hit = without(started(), "node1")
+    return rearrange(hit, decided(8, True), LAST, NewCut.of(hit, 0), REARRANGING)
 
 
 def test_those_who_are_left_get_even_stages_after_a_loss() -> None:
@@ -76,7 +78,7 @@ def test_the_line_says_who_holds_how_much_and_what_it_gains() -> None:
 def test_a_standby_joins_behind_the_ranks_and_has_a_stage_once_the_change_is_made() -> None:
     before = cut_anew().made()
     wanted = REARRANGING.widened(before, "node9")
-    assert wanted is not None and wanted.wanted == NewCut(0, ("node9",))
+    assert wanted is not None and wanted.wanted == NewCut.of(before, 0, ("node9",))
     plan = rearrange(before, decided(11, False), LAST, wanted.wanted, REARRANGING)
     assert plan.pipelines[0].ranks[2:] == ("node9",) and "node9" not in plan.pipelines[0].stages
     assert "node9" in plan.nodes and plan.pipeline_of("node9") == 0
@@ -88,7 +90,9 @@ def test_a_standby_joins_behind_the_ranks_and_has_a_stage_once_the_change_is_mad
 @pytest.mark.parametrize("lost", ["node9", "node2", "node4"])
 def test_a_loss_before_it_is_made_gives_the_new_cut_up(lost: str) -> None:
     before = cut_anew().made()
-    plan = rearrange(before, decided(11, False), LAST, NewCut(0, ("node9",)), REARRANGING)
+    plan = rearrange(
+        before, decided(11, False), LAST, NewCut.of(before, 0, ("node9",)), REARRANGING
+    )
     after = go_on_after(plan, {lost}, decided(11, False), range(1, 101), BALANCE)
     assert (after.change, after.redone) == (None, 11)
     assert "the new cut is given up, and step 11 is begun anew" in after.reason
@@ -137,7 +141,7 @@ def test_chunks_are_cut_anew_too() -> None:
     rearranging = Rearranging(Balance((0, *[1] * layers, 0), Redundancy.LAZY), (1,) * (layers + 2))
     proposal = rearranging.widened(started(shape), "new")
     assert proposal is not None
-    after = proposal.pipeline
+    after = proposal.first
     assert (after.shape.num_stages, after.shape.num_chunks) == (3, 2)
     lacking = {unit for unit, node in _lacking(started(shape), proposal) if node == "new"}
     stage = after.stages.index("new")
@@ -179,10 +183,11 @@ def test_a_dissolved_pipeline_begins_again_on_fewer_nodes() -> None:
 def test_nothing_is_cut_anew_that_gains_nothing_or_cannot_be() -> None:
     whole = started()
     assert REARRANGING.shrunk(whole) is None
-    assert REARRANGING.propose(whole, NewCut(0, tuple("abcd"))) is None
+    assert REARRANGING.propose(whole, NewCut.of(whole, 0, "abcd")) is None
     two = PipelineShape(spans_of_layers((3, 3)), 4)
     assert REARRANGING.shrunk(without(started(two, two), "node0")) is None
-    last = rearrange(without(whole, "node1"), decided(LAST, True), LAST, NewCut(0), REARRANGING)
+    hit = without(whole, "node1")
+    last = rearrange(hit, decided(LAST, True), LAST, NewCut.of(hit, 0), REARRANGING)
     assert (last.change, last.reason) == (None, "nothing is left to change")
 
 
@@ -205,10 +210,10 @@ def proposals(draw: st.DrawFn) -> tuple[Plan, Proposal]:
         joining = ("new0", "new1")[: draw(st.integers(1, 2))]
     elif len(shapes[0].spans) > 2:
         plan = without(plan, f"node{draw(st.integers(0, len(shapes[0].spans) - 1))}")
-    proposal = rearranging.propose(plan, NewCut(0, joining))
+    proposal = rearranging.propose(plan, NewCut.of(plan, 0, joining))
     if proposal is None:
         assert len(plan.pipelines[0].ranks) + len(joining) > layers
-        proposal = rearranging.propose(plan, NewCut(0))
+        proposal = rearranging.propose(plan, NewCut.of(plan, 0))
     assert proposal is not None
     return plan, proposal
 
@@ -217,7 +222,7 @@ def proposals(draw: st.DrawFn) -> tuple[Plan, Proposal]:
 @given(proposals())
 def test_each_unit_has_one_primary_and_a_replica_elsewhere(case: tuple[Plan, Proposal]) -> None:
     plan, proposal = case
-    after = proposal.pipeline
+    after = proposal.first
     assert after.shape.spans[0][0] == 0 and after.shape.num_units == plan.arrangement.num_units
     assert len(set(after.stages)) == after.shape.num_stages == len(after.ranks)
     pairs = zip(after.stages, after.replicas, strict=True)
@@ -250,10 +255,10 @@ def test_no_assignment_of_nodes_to_places_moves_less(case: tuple[Plan, Proposal]
     )
     again = rearranging.propose(plan, proposal.wanted)
     assert again is not None
-    held, nodes = held_by(plan.pipelines), again.pipeline.stages
+    held, nodes = held_by(plan.pipelines), again.first.stages
     missing = [
         [sum(sizes[unit] for unit in units - held.get(node, frozenset())) for node in nodes]
-        for units in units_needed(Arrangement((again.pipeline.shape,)))
+        for units in units_needed(Arrangement((again.first.shape,)))
     ]
     orders = permutations(range(len(nodes)))
     least = min(sum(missing[place][n] for place, n in enumerate(order)) for order in orders)

@@ -26,6 +26,13 @@ def test_a_change_has_to_earn_back_its_move_and_its_pause() -> None:
     assert Weighing(expected=100, before=2, after=1, moving=120, pause=10).changed == 50
 
 
+def test_it_counts_what_the_next_event_would_undo() -> None:
+    slower = Weighing(100, 1.0, 1.001, 0.0, 0.0, undone=0.25)
+    assert (slower.unchanged, slower.pays) == (99.75, True)
+    assert not Weighing(100, 1.0, 1.001, 0.0, 0.0, undone=0.25, undone_then=0.25).pays
+    assert not Weighing(1000, 1.0, 1.001, 0.0, 0.0, undone=0.25).pays
+
+
 positive = st.floats(0.1, 1000)
 
 
