@@ -40,8 +40,7 @@ def go_on_after(
     if decision is None or not broken:
         return _with_old_cut(plan, plan_after_loss(plan, lost, decision), steps)
     step = first_open(decision, steps)
-    working = sum(pipeline.shape.num_microbatches > 0 for pipeline in plan.pipelines)
-    if len(broken) < working and balance is not None:
+    if balance is not None and _can_others_do_all(plan, broken, balance):
         return _dissolve(plan, lost, decision, broken, step, steps, balance)
     if crews is not None:
         return _with_old_cut(plan, repair(plan, lost, decision, step, crews), steps)
@@ -51,6 +50,16 @@ def go_on_after(
 def first_open(decision: StepDecision, steps: range) -> int:
     """The first of a job's steps that is not applied; after the last one, the next number."""
     return max(steps.start, decision.step + decision.applied)
+
+
+def _can_others_do_all(plan: Plan, broken: Collection[int], balance: Balance) -> bool:
+    """Whether the other pipelines that work can have the whole batch."""
+    others = [
+        pipeline
+        for number, pipeline in enumerate(plan.pipelines)
+        if number not in broken and pipeline.shape.num_microbatches
+    ]
+    return balance.can_share(others, plan.arrangement.total_microbatches)
 
 
 def _dissolve(

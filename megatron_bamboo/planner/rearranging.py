@@ -122,6 +122,8 @@ class Rearranging:
         for number, nodes in wanted.crews:
             cut[number] = self._placed(plan, number, nodes)
         total = plan.arrangement.total_microbatches
+        if not self.balance.can_share(cut, total):
+            return None
         shares, healed = self.balance.best(cut, total), tuple(map(protected, plan.pipelines))
         pipelines = shares.apply(cut)
         needed = held_by([pipelines[number] for number in wanted.numbers])

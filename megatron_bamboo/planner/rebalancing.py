@@ -77,6 +77,11 @@ class Balance:
         parts = iter(split([self.pace(p) for p in pipelines if p.stages], num_microbatches))
         return self._shares(pipelines, [next(parts) if p.stages else 0 for p in pipelines])
 
+    def can_share(self, pipelines: Sequence[PipelinePlan], num_microbatches: int) -> bool:
+        """Whether pipelines can have so many, a part each; one that is dissolved gets none."""
+        number = sum(bool(pipeline.stages) for pipeline in pipelines)
+        return number <= num_microbatches <= number * MAX_MICROBATCHES
+
     def ticks(self, pipelines: Sequence[PipelinePlan]) -> int:
         """What the slowest pipeline takes with the shares that there are."""
         return self._shares(pipelines, [p.shape.num_microbatches for p in pipelines]).ticks

@@ -10,6 +10,7 @@ from megatron_bamboo.planner.plan import Plan, initial_plan
 from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.planner.taking_over import NoHolder, plan_after_loss
 from megatron_bamboo.schedule.redundancy import Redundancy
+from megatron_bamboo.schedule.schedule import MAX_MICROBATCHES
 
 LAST = 100
 STEPS = range(1, LAST + 1)
@@ -90,6 +91,16 @@ def test_what_moves_elsewhere_goes_on_moving() -> None:
     assert plan.change is not None and healing.change is not None
     assert plan.change.transfers == healing.change.transfers
     assert plan.made().arrangement == plan.arrangement
+
+
+def test_where_the_others_cannot_have_so_many_microbatches_it_is_none_of_theirs() -> None:
+    for total, is_dissolved in ((MAX_MICROBATCHES, True), (MAX_MICROBATCHES + 2, False)):
+        plan = initial_plan(NODES[:6], equal_pipelines(3, 2, total // 2), "lazy")
+        if is_dissolved:
+            assert after(plan, "node3", "node4").arrangement.microbatches == (total, 0)
+            continue
+        with pytest.raises(NoHolder):
+            after(plan, "node3", "node4")
 
 
 def test_without_a_balance_it_is_the_end() -> None:

@@ -1,6 +1,7 @@
 """Which nodes could change their pipeline, and what becomes of the pipelines when they do."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from megatron_bamboo.planner.plan import PipelinePlan, Plan
 from megatron_bamboo.planner.rearranging import Rearranging, rearrange
 from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.schedule.redundancy import Redundancy
+from megatron_bamboo.schedule.schedule import MAX_MICROBATCHES
 
 LAYERS, STEP, LAST = 12, 9, 100
 BALANCE = Balance((0, *[1] * LAYERS, 0), Redundancy.LAZY)
@@ -124,6 +126,15 @@ def test_a_loss_before_it_is_made_leaves_everybody_where_they_were(sizes: tuple[
         spans = [pipeline.shape.spans for pipeline in after.pipelines]
         assert spans == [pipeline.shape.spans for pipeline in before.pipelines]
         assert set(after.nodes) == set(before.nodes) - {lost}
+
+
+def test_pipelines_do_not_merge_that_together_have_too_many_microbatches() -> None:
+    plan = pipelines_of(2, 1)
+    (merging,) = lendings(plan, 2, LAYERS)
+    for number, is_possible in ((MAX_MICROBATCHES // 2, True), (MAX_MICROBATCHES // 2 + 1, False)):
+        many = [replace(p, shape=replace(p.shape, num_microbatches=number)) for p in plan.pipelines]
+        proposal = REARRANGING.propose(replace(plan, pipelines=tuple(many)), merging)
+        assert (proposal is not None) == is_possible
 
 
 def test_where_each_pipeline_has_a_share_of_the_optimizer_nobody_changes() -> None:
