@@ -5,7 +5,8 @@
 
 Two pipelines of four stages train with iterations of seven seconds, while each kind of change is
 planned: new shadows after a takeover, a standby in a victim's place, other microbatches and a new
-cut, a node that is told to leave, a dissolved pipeline that begins again. State moves in one
+cut, a node that is told to leave, a dissolved pipeline that begins again, and, of pipelines of five
+stages and three, a node that is lent. State moves in one
 iteration, and from the next one on things are as they were planned. *Held up* is by how much these
 two take longer than iterations in which nothing happens, with the same stages on the same nodes and
 the same microbatches: those of all jobs are compared. *Fetched*: what new holders got in that
@@ -55,8 +56,11 @@ class Scenario:
     """Nodes that are told to leave when the step before it has passed."""
     standbys: int = 0
     flags: tuple[str, ...] = ()
+    is_uneven: bool = False
+    """One pipeline has a stage more, and the other one a stage less."""
 
 
+EVEN = "--pipeline-model-parallel-size"
 AUTO = ("--bamboo-policy", "auto")
 SCENARIOS = {
     "new shadows": Scenario(HIT_STEP + CALM_STEPS, kills=("node1",)),
@@ -65,6 +69,9 @@ SCENARIOS = {
     "drain": Scenario(HIT_STEP + CALM_STEPS, drains=("node1",)),
     # Their neighbours are let go, and come back as standbys.
     "growth": Scenario(HIT_STEP + CALM_STEPS + 3, ("node4", "node5"), standbys=2, flags=AUTO),
+    # What an iteration takes on them before one is lent.
+    "uneven pipelines": Scenario(CALM_STEPS, is_uneven=True),
+    "lent node": Scenario(HIT_STEP + CALM_STEPS, flags=AUTO, is_uneven=True),
 }
 
 
@@ -201,9 +208,15 @@ class Benchmark:
         self._num_jobs += 1
         folder = self._folder / f"job{self._num_jobs}"
         folder.mkdir()
-        num_nodes = 2 * self._emulation.num_stages
+        num_stages = self._emulation.num_stages
+        num_nodes = 2 * num_stages
+        own = self._emulation.flags()
+        if scenario.is_uneven:
+            place = own.index(EVEN)
+            uneven = ("--bamboo-pipelines", f"{num_stages + 1},{num_stages - 1}")
+            own = (*own[:place], *uneven, *own[place + 2 :])
         flags = (
-            *self._emulation.flags(),
+            *own,
             *("--global-batch-size", str(2 * self._emulation.num_microbatches)),
             *self._data,
             *("--train-iters", str(scenario.num_steps)),
