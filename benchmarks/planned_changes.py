@@ -60,7 +60,6 @@ class Scenario:
     """One pipeline has a stage more, and the other one a stage less."""
 
 
-EVEN = "--pipeline-model-parallel-size"
 AUTO = ("--bamboo-policy", "auto")
 SCENARIOS = {
     "new shadows": Scenario(HIT_STEP + CALM_STEPS, kills=("node1",)),
@@ -210,13 +209,9 @@ class Benchmark:
         folder.mkdir()
         num_stages = self._emulation.num_stages
         num_nodes = 2 * num_stages
-        own = self._emulation.flags()
-        if scenario.is_uneven:
-            place = own.index(EVEN)
-            uneven = ("--bamboo-pipelines", f"{num_stages + 1},{num_stages - 1}")
-            own = (*own[:place], *uneven, *own[place + 2 :])
+        uneven = f"{num_stages + 1},{num_stages - 1}" if scenario.is_uneven else None
         flags = (
-            *own,
+            *self._emulation.flags(uneven),
             *("--global-batch-size", str(2 * self._emulation.num_microbatches)),
             *self._data,
             *("--train-iters", str(scenario.num_steps)),

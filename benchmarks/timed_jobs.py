@@ -49,15 +49,19 @@ class Emulation:
         """What a stage takes, in seconds."""
         return Costs(self._by_stage(self.forward_ms), self._by_stage(self.backward_ms))
 
-    def flags(self) -> tuple[str, ...]:
-        """Those of this model."""
+    def flags(self, pipelines: str | None = None) -> tuple[str, ...]:
+        """Those of this model.
+
+        Args:
+            pipelines: of how many stages each is, where they are not alike.
+        """
         times = [
             ",".join(f"{ms:g}" for ms in all_ms) for all_ms in (self.forward_ms, self.backward_ms)
         ]
         return (
             *("--transformer-impl", "emulated", "--num-layers", str(len(self.forward_ms))),
             *("--bamboo-emulated-forward-ms", times[0], "--bamboo-emulated-backward-ms", times[1]),
-            *pipeline_flags(self.num_stages, self.num_microbatches),
+            *pipeline_flags(pipelines or self.num_stages, self.num_microbatches),
             *("--hidden-size", "32", "--num-attention-heads", "2"),
             *("--seq-length", "16", "--max-position-embeddings", "16"),
         )
@@ -67,10 +71,13 @@ class Emulation:
         return tuple(sum(all_ms[s * size : (s + 1) * size]) / 1e3 for s in range(self.num_stages))
 
 
-def pipeline_flags(num_stages: int, num_microbatches: int) -> tuple[str, ...]:
-    """One pipeline, and what has to be said of any training."""
+def pipeline_flags(stages: int | str, num_microbatches: int) -> tuple[str, ...]:
+    """Pipelines of so many stages, or of several numbers of them, and what has to be said of any
+    training."""
+    is_even = isinstance(stages, int)
     return (
-        *("--pipeline-model-parallel-size", str(num_stages)),
+        "--pipeline-model-parallel-size" if is_even else "--bamboo-pipelines",
+        str(stages),
         *("--micro-batch-size", "1", "--global-batch-size", str(num_microbatches)),
         *("--lr", "1e-3", "--distributed-timeout-minutes", "1"),
     )

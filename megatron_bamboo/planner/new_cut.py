@@ -11,7 +11,8 @@ from megatron_bamboo.planner.plan import PipelinePlan, Plan
 class NewCut:
     """The pipelines that are cut anew together, and who is in each of them then.
 
-    One that is left without nodes is dissolved; one that is dissolved begins again.
+    Nodes of several may be exchanged where fewer bytes move then. One that is left without nodes is
+    dissolved; one that is dissolved begins again.
     """
 
     crews: tuple[tuple[int, tuple[str, ...]], ...]

@@ -118,9 +118,8 @@ class Rearranging:
         """One new cut, whatever it gains; None where the pipelines cannot have it."""
         if not all(self._can_have(plan.pipelines[number], nodes) for number, nodes in wanted.crews):
             return None
-        cut = list(plan.pipelines)
-        for number, nodes in wanted.crews:
-            cut[number] = self._placed(plan, number, nodes)
+        placed = self._placed(plan, wanted)
+        cut = [placed.get(number, pipe) for number, pipe in enumerate(plan.pipelines)]
         total = plan.arrangement.total_microbatches
         if not self.balance.can_share(cut, total):
             return None
@@ -145,17 +144,32 @@ class Rearranging:
             return False
         return not nodes or FEWEST_STAGES <= len(nodes) <= _most_stages(before.shape)
 
-    def _placed(self, plan: Plan, number: int, nodes: tuple[str, ...]) -> PipelinePlan:
-        before = plan.pipelines[number]
-        if not nodes:
-            return dissolved(before)
-        spans = self._spans(len(nodes) * before.shape.num_chunks)
-        shape = replace(before.shape, spans=spans)
-        stay = {node: (0, stage) for stage, node in reversed([*enumerate(before.stages)])}
-        held = self._sources(plan, [number])
+    def _placed(self, plan: Plan, wanted: NewCut) -> dict[int, PipelinePlan]:
+        """By number the pipelines on the nodes of their crews; these may be exchanged among them
+        where fewer bytes move then."""
+        before = {number: plan.pipelines[number] for number in wanted.numbers}
+        shapes = {
+            number: self._cut(before[number].shape, len(nodes))
+            for number, nodes in wanted.crews
+            if nodes
+        }
+        stay = {
+            node: (place, stage)
+            for place, number in enumerate(shapes)
+            for stage, node in reversed([*enumerate(before[number].stages)])
+        }
+        held = self._sources(plan, wanted.numbers)
+        nodes = [node for _, crew in wanted.crews for node in crew]
         holdings = Holdings(held, self._links.unit_bytes, stay=stay)
-        (placed,) = place_nodes(Arrangement((shape,)), nodes, holdings).pipelines
-        return protected(PipelinePlan(placed, (None,) * len(placed), placed, shape))
+        placement = place_nodes(Arrangement(tuple(shapes.values())), nodes, holdings)
+        after = {number: dissolved(pipeline) for number, pipeline in before.items()}
+        for (number, shape), placed in zip(shapes.items(), placement.pipelines, strict=True):
+            none: tuple[str | None, ...] = (None,) * len(placed)
+            after[number] = protected(PipelinePlan(placed, none, placed, shape))
+        return after
+
+    def _cut(self, shape: PipelineShape, num_stages: int) -> PipelineShape:
+        return replace(shape, spans=self._spans(num_stages * shape.num_chunks))
 
     def _sources(self, plan: Plan, numbers: Sequence[int]) -> dict[str, frozenset[int]]:
         """Who can give the state that some pipelines need."""

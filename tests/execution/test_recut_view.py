@@ -186,12 +186,12 @@ def test_who_changes_the_pipeline_works_in_the_old_one_until_the_step_has_passed
     start = initial_plan([f"node{n}" for n in range(6)], Arrangement(shapes), "lazy")
     proposal, *_ = REARRANGING.lent(start)
     plan = rearrange(start, decided(STEP - 1), 99, proposal.wanted, REARRANGING)
-    lent = start.pipelines[giver].stages[-1]
+    later = plan.made().pipelines[1 - giver]
+    (lent,) = set(later.stages) - set(start.pipelines[1 - giver].stages)
     made = views(start, plan)
     programs = {node: view.begin_step(STEP) for node, view in made.items()}
     assert made[lent].number == giver and any(a.op is Op.B for a in programs[lent])
     taken = tuple(a.stage for a in programs[lent] if a.op is Op.RECV_UNIT)
-    later = plan.made().pipelines[1 - giver]
     assert taken == units_held(later, lent)
     near = all_neighbours(plan, lent, tied=True)
     assert near & set(start.pipelines[giver].stages) and near & set(later.stages)

@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from least_moves import least_bytes
 
 from megatron_bamboo.membership.decision import StepDecision
-from megatron_bamboo.planner.arrangement import PipelineShape, spans_of_layers
+from megatron_bamboo.planner.arrangement import Arrangement, PipelineShape, spans_of_layers
 from megatron_bamboo.planner.dissolving import go_on_after
 from megatron_bamboo.planner.holders import held_by
 from megatron_bamboo.planner.lending import lendings
 from megatron_bamboo.planner.new_cut import crew_of
+from megatron_bamboo.planner.places import units_needed
 from megatron_bamboo.planner.plan import PipelinePlan, Plan
 from megatron_bamboo.planner.rearranging import Rearranging, rearrange
 from megatron_bamboo.planner.rebalancing import Balance
@@ -126,6 +128,18 @@ def test_a_loss_before_it_is_made_leaves_everybody_where_they_were(sizes: tuple[
         spans = [pipeline.shape.spans for pipeline in after.pipelines]
         assert spans == [pipeline.shape.spans for pipeline in before.pipelines]
         assert set(after.nodes) == set(before.nodes) - {lost}
+
+
+@pytest.mark.parametrize("sizes", [(4, 2), (5, 3), (4, 1), (2, 1), (4, 0), (3, 3, 0)])
+def test_no_way_to_put_the_nodes_on_the_new_places_moves_less(sizes: tuple[int, ...]) -> None:
+    plan = pipelines_of(*sizes)
+    unit_bytes = dict(enumerate(REARRANGING.unit_bytes))
+    for proposal in REARRANGING.lent(plan):
+        arrangement = Arrangement(tuple(p.shape for p in proposal.pipelines if p.stages))
+        least = least_bytes(
+            units_needed(arrangement), plan.nodes, held_by(plan.pipelines), unit_bytes
+        )
+        assert sum(unit_bytes[move.unit] for move in proposal.moves) == least
 
 
 def test_pipelines_do_not_merge_that_together_have_too_many_microbatches() -> None:
