@@ -67,6 +67,7 @@ from megatron_bamboo.membership.store_client import StoreClient
 from megatron_bamboo.membership.torch_store import BambooStore
 from megatron_bamboo.model.emulated import DEVICE
 from megatron_bamboo.model.gpt import Recipe, prepare_process
+from megatron_bamboo.model.optimizer_state import make_moments
 from megatron_bamboo.model.place import set_current_stage
 from megatron_bamboo.model.randomness import DropoutSeeds
 from megatron_bamboo.model.shard import WHOLE, Shard
@@ -424,6 +425,7 @@ class Worker:
             if (place, number, self._environment.worker) in plan.lacking:
                 continue  # it was to come in a step that never does
             stage = self._stages[number]
+            make_moments(stage)  # who moved has them, also if every step was skipped
             is_primary = pipeline.stages[number] == self._environment.worker
             dump_stage(
                 self._environment.job_dir,

@@ -109,6 +109,9 @@ class Injector:
             self._hang(moment, step)
         if fault.how is How.FLIP:
             self._flip_a_bit(fault)
+        elif fault.how is How.RAISE and isinstance(moment, Action):
+            with self._within(moment, step):
+                strike(fault.how)
         else:
             strike(fault.how)
 

@@ -263,6 +263,13 @@ class GroupRegistry:
                     del self._forming[name]
         return self._keep(name, membership, group, formation.store)
 
+    def is_current(self, name: str, group: Group | None) -> bool:
+        """Whether ``get`` would say just this, without waiting for any other worker."""
+        with self._lock:
+            if name in self._groups:
+                return self._groups[name][0] is group
+            return name not in self._memberships and group is None
+
     def form_collectives(self) -> None:
         """Begin to make all collective groups, while this worker computes.
 

@@ -70,15 +70,26 @@ class Tail:
     def reduce(self, stage_number: int, arrangement: Arrangement, state: StepState) -> None:
         """Sum a stage's gradients, unit by unit over its primaries, out of place.
 
-        All workers do so in one order of the units, wherever their pipelines are cut.
+        All workers do so in one order of the units, wherever their pipelines are cut. What the
+        workers of one node do among themselves comes before all that a loss can break: where that
+        ends the one and not yet the other, nothing would end the other's wait for the one.
         """
         stage = self._stages[stage_number]
-        for unit in stage.units.values():
-            group = self._registry.get(primary_group(arrangement.stages_of(unit.name)))
-            if unit.name in state.reduced_in and state.reduced_in[unit.name] is group:
-                continue
+        groups = {
+            unit.name: primary_group(arrangement.stages_of(unit.name))
+            for unit in stage.units.values()
+        }
+        units = [
+            unit
+            for unit in stage.units.values()
+            if unit.name not in state.reduced_in
+            or not self._registry.is_current(groups[unit.name], state.reduced_in[unit.name])
+        ]
+        for unit in units:
             unit.reduced.copy_(unit.gradient)
             stage.sum_sequence_parallel(unit)
+        for unit in units:
+            group = self._registry.get(groups[unit.name])
             if group is not None:
                 group.all_reduce(unit.reduced)
             state.reduced_in[unit.name] = group

@@ -60,9 +60,10 @@ class Raised:
 
     @property
     def stage(self) -> int | None:
-        """The stage that was computed; None in start-up or a save, which are of none."""
+        """The stage that was computed, in a step or an evaluation; None in start-up or a save,
+        which are of none."""
         try:
-            return Action.parse(self.place.action).stage
+            return Action.parse(self.place.action.partition(" ")[0]).stage
         except ValueError:
             return None
 

@@ -42,6 +42,9 @@ class DropoutSeeds:
             if _module.training:
                 seed = derive_seed(self.seed, self.step, self.microbatch, unit)
                 _seed_generators(seed, self.tensor_rank)
+            elif _MODEL_PARALLEL_RNG_TRACKER_NAME not in get_cuda_rng_tracker().get_states():
+                # Megatron turns to it in an evaluation, too, though nothing is drawn there.
+                _seed_generators(derive_seed(self.seed, unit), self.tensor_rank)
 
         self._hooks.append(module.register_forward_pre_hook(reseed))
 

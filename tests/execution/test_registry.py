@@ -203,6 +203,19 @@ def test_a_worker_that_is_alone_has_no_group(monkeypatch: pytest.MonkeyPatch) ->
     assert made_by(monkeypatch, make_at_once).get("stage5") is None
 
 
+def test_it_is_known_without_a_wait_whether_a_group_is_the_current_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = made_by(monkeypatch, lambda store, name, members, *_: FakeGroup(name, members))
+    # One that is not made yet is none that there was, nor is its member alone.
+    assert not groups.is_current("stage0", None)
+    first = groups.get("stage0")
+    assert groups.is_current("stage0", first) and not groups.is_current("stage0", None)
+    assert groups.is_current("stage9", None) and not groups.is_current("stage9", first)
+    groups.update(1, {"stage0": MEMBERS})
+    assert not groups.is_current("stage0", first) and not groups.is_current("stage0", None)
+
+
 def test_a_group_of_a_lost_node_is_no_group_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = made_by(monkeypatch, make_at_once)
     groups.leave(0, ["node1"])

@@ -28,6 +28,16 @@ def bug(action: str, step: int = 3, kind: str = "KeyError") -> Raised:
         ({"node1": bug("1.0F0"), "node0": bug("1.0F0", kind="OSError")}, None),
         # The same stage of two pipelines is two nodes that may both be bad.
         ({"node1": bug("1.0F0"), "node4": bug("1.0F0")}, None),
+        # The loop is of no stage, and an evaluation is.
+        ({"node0": bug("the loop"), "node2": bug("the loop")}, ("node0", "node2")),
+        (
+            {"node1": bug("1.0F0 in the evaluation"), "node2": bug("2.0F0 in the evaluation")},
+            None,
+        ),
+        (
+            {"node1": bug("1.0F0 in the evaluation"), "node0": bug("1.0F2 in the evaluation")},
+            ("node1", "node0"),
+        ),
         # Nobody of a pipeline is left.
         (
             {"node5": bug("2.0F0"), "node4": bug(START), "node3": bug("0COMMIT", kind="OSError")},

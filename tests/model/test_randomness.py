@@ -4,6 +4,7 @@ import pytest
 import torch
 from gpt_parts import MakeGpt, cut, random_tokens
 from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch import Tensor, nn
 
 from megatron_bamboo.model.randomness import DropoutSeeds, derive_seed
@@ -75,3 +76,11 @@ def test_there_is_dropout_only_in_training_and_where_asked_for(gpt: MakeGpt) -> 
     before = torch.get_rng_state()
     assert torch.equal(forward(chunk, seeds), expected)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_first_thing_that_a_process_computes_may_be_an_evaluation(gpt: MakeGpt) -> None:
+    seeds = DropoutSeeds(1234)
+    chunk = gpt("").chunk(FIRST, seeds).eval()
+    get_cuda_rng_tracker().reset()
+    first = forward(chunk, seeds)
+    assert torch.equal(first, forward(chunk, seeds, step=4))

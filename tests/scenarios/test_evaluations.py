@@ -56,6 +56,21 @@ def samples_of(job: FinishedJob) -> dict[tuple[int, str, int], set[int]]:
     return found
 
 
+def test_a_standby_takes_part_in_an_evaluation_before_it_has_trained(
+    scenarios: ScenarioRunner,
+) -> None:
+    job = scenarios.run(
+        Shape(2, 1, num_steps=12, variant="evaluated"),
+        "lazy",
+        "node1@iter2:1.0B1",
+        more_flags=("--eval-interval", "1"),
+        num_standbys=1,
+    )
+    assert job.result.status == 0
+    assert [node for node, _ in job.result.lost] == ["node1"], job.result.lost
+    assert any("node2 takes stage 1 of pipeline 0" in line for line in job.result.lines)
+
+
 def test_an_evaluation_changes_no_bit_of_the_training(scenarios: ScenarioRunner) -> None:
     evaluated, alone = (Shape(2, 2, variant=variant) for variant in ("evaluated", "in-parts"))
     comparison = compare_runs(scenarios.undisturbed(alone), scenarios.undisturbed(evaluated))

@@ -24,6 +24,7 @@ FOUR = Shape(4, 1, num_steps=40)
 SHARED = Shape(3, 1, num_steps=30, num_chunks=2, tensor_size=2)
 HALF = Shape(3, 1, num_steps=30, variant="bf16")
 SCALED = Shape(3, 1, num_steps=30, variant="fp16")
+SKIPPING = Shape(3, 1, num_steps=30, variant="all-skipped")
 # Pipelines that share the optimizer's state.
 SHARING = Shape(3, 2, num_steps=30, variant="zero")
 SHARING_HALF = Shape(3, 2, num_steps=30, variant="zero-bf16")
@@ -101,6 +102,8 @@ STANDBYS = {
         ["node1@iter2:1.0B1", "node5@iter2:2.0F3"],
         {"node6": "node1", "node7": "node5"},
     ),
+    # Moments that nobody has made yet are as good as zeros.
+    "where no step is applied": (SKIPPING, "eager", ["node1@iter2:1.0B2"], {"node3": "node1"}),
 }
 
 

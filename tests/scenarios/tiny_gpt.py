@@ -30,6 +30,11 @@ FP16 = (
     *("--fp16", "--initial-loss-scale", "2097152", "--hysteresis", "1"),
     *("--loss-scale-window", "2"),
 )
+# Each step overflows.
+ALL_SKIPPED = (
+    *("--fp16", "--initial-loss-scale", "4294967296", "--hysteresis", "1"),
+    *("--min-loss-scale", "4294967296"),
+)
 PARTS = ("--split", "60,30,10")
 EVALUATED = (*PARTS, "--eval-interval", "2", "--eval-iters", "2")
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -41,8 +46,10 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "recompute": FULL_RECOMPUTATION,
     "recompute-attention": ("--recompute-granularity", "selective"),
     "sequence-parallel": ("--sequence-parallel", *FULL_RECOMPUTATION),
+    "sequence-parallel-alone": ("--sequence-parallel",),
     "bf16": ("--bf16",),
     "fp16": FP16,
+    "all-skipped": ALL_SKIPPED,
     "zero": ("--use-distributed-optimizer",),
     "zero-bf16": ("--use-distributed-optimizer", "--bf16"),
     "zero-fp16": ("--use-distributed-optimizer", *FP16),
@@ -60,12 +67,14 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "faulty": (),
     "own-loop": (),
     "hooked": (),
+    "late": ("--sequence-parallel",),  # as "sequence-parallel-alone"
 }
 # Whose script is not the product's own.
 SCRIPTS = {
     "ported": Path(__file__).with_name("ported_script.py"),
     "faulty": Path(__file__).with_name("faulty_script.py"),
     "hooked": Path(__file__).with_name("hooked_script.py"),
+    "late": Path(__file__).with_name("late_script.py"),
     "own-loop": Path(__file__).parents[2] / "examples" / "own_loop.py",
 }
 SCRIPT = Path(__file__).parents[2] / "pretrain_gpt_bamboo.py"
