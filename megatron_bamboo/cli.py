@@ -56,11 +56,15 @@ def _run(arguments: Sequence[str], chosen: str | None) -> int:
     parser = argparse.ArgumentParser(prog="bamboo", description=megatron_bamboo.__doc__)
     parser.add_argument("--version", action="version", version=megatron_bamboo.__version__)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    asked = parser
     for name, (module_name, help_text) in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=help_text)
         if name == chosen:
             module = importlib.import_module(module_name)
             module.add_arguments(subparser)
             subparser.set_defaults(run_command=module.run)
-    args = parser.parse_args(arguments)
+            asked = subparser
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        asked.error(f"unrecognized arguments: {' '.join(unknown)}")
     return int(args.run_command(args))

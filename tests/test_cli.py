@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from megatron_bamboo.cli import main
+
 
 def _hear_interrupts() -> None:
     """As at a terminal; whoever runs the tests in the background may have them ignored."""
@@ -33,3 +35,14 @@ def test_a_command_that_is_interrupted_says_so_in_one_line(
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, f"bamboo {command[0]}: interrupted\n")
+
+
+def test_a_flag_that_a_command_does_not_know_is_refused_with_what_it_knows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["rehearse", "--losses", "1", "--nodes", "2", "--job-dir", "here", "--", "script.py"])
+    said = capsys.readouterr().err
+    assert refused.value.code == 2
+    assert said.startswith("usage: bamboo rehearse ") and "--dir " in said
+    assert "bamboo rehearse: error: unrecognized arguments: --job-dir" in said

@@ -442,9 +442,9 @@ class Coordinator:
     def _no_progress(self, lost: Set[str]) -> NoProgress:
         newest = ", ".join(f"{node} ({self.members.lost[node]})" for node in sorted(lost))
         return NoProgress(
-            f"nodes were lost more than {self._max_failures} times since step {self._headway.step} "
-            f"passed, at last {newest}: the training does not come forward; look at the logs in "
-            f"{self._logs}; {self._headway.restart_hint()}"
+            f"nodes were lost {self._max_failures + 1} times, more than --max-failures, since step "
+            f"{self._headway.step} passed, at last {newest}: the training does not come forward; "
+            f"look at the logs in {self._logs}; {self._headway.restart_hint()}"
         )
 
     async def _decide(self, ending: Ending) -> None:

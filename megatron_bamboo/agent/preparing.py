@@ -55,8 +55,8 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=MOST_FAILURES,
         metavar="N",
-        help="losses, one after the other, without any iteration between them, after which the "
-        f"job ends ({MOST_FAILURES})",
+        help="losses that may follow each other without any iteration between them; at one more "
+        f"the job ends ({MOST_FAILURES})",
     )
     parser.add_argument(
         "--metrics-port",

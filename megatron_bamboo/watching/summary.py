@@ -156,12 +156,12 @@ def _coordinator(view: StoreView) -> CoordinatorStatus | None:
 def _pipelines(
     plan: Plan, history: History, shape: JobShape
 ) -> tuple[tuple[StageStatus, ...], ...]:
-    missing = missing_stages(plan, {loss.node for loss in history.losses}, None)
+    lost = {loss.node for loss in history.losses}
+    missing = missing_stages(plan, lost, None)
     return tuple(
         tuple(
             StageStatus(
-                node,
-                shadow,
+                *_live_first(node, shadow, lost),
                 max(protection.since_step, shape.start_step),
                 protection.since_unix,
                 _planned(plan, number, stage),
@@ -173,6 +173,13 @@ def _pipelines(
         )
         for number, pipeline in enumerate(plan.pipelines)
     )
+
+
+def _live_first(node: str, shadow: str | None, lost: set[str]) -> tuple[str, str | None]:
+    """Who holds a stage: where a loss has come after the newest plan, as with the one that ends a
+    job, it is the other one alone."""
+    live = [holder for holder in (node, shadow) if holder is not None and holder not in lost]
+    return (live[0], None if len(live) < 2 else live[1]) if live else (node, shadow)
 
 
 def _planned(plan: Plan, number: int, stage: int) -> tuple[str, ...]:

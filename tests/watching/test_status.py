@@ -94,6 +94,19 @@ def test_a_job_that_has_waited_in_vain_waits_no_more() -> None:
     assert (status.phase, status.nodes, status.awaited) == (Phase.ENDED, (), None)
 
 
+def test_a_loss_that_ended_the_job_is_seen_though_no_plan_followed_it() -> None:
+    story = Story().begin().train(2)
+    story.event("loss", node="node4", cause="its connection closed")
+    status = status_of(story.view(outcome=Outcome(Status.NO_PROGRESS, "nodes were lost")))
+    # It ran one stage, and shadowed another.
+    assert [(place.node, place.shadow) for place in status.pipelines[1]] == [
+        ("node3", "node5"),
+        ("node3", None),
+        ("node5", None),
+    ]
+    assert [(number, stage) for number, stage, _ in status.unprotected] == [(1, 1), (1, 2)]
+
+
 def test_after_the_end_nobody_trains_any_more() -> None:
     status = status_of(Story().begin().train(2).view(outcome=Outcome(Status.FINISHED)))
     assert "\n6 nodes trained at the end; lost so far 0," in shown(status)
