@@ -187,6 +187,7 @@ class Coordinator:
             with self._table.together():
                 self._publish(self._plan)
                 self._headway.say_started(self._plan)
+                self._holder.say()
             return
         published = self._table.get(f"plan/{int(epoch)}")
         assert published is not None, f"epoch {int(epoch)} has no plan"
@@ -494,6 +495,7 @@ class Coordinator:
                 self._reporter.lost({node: self.members.lost[node] for node in plan.lost}, plan)
             else:
                 self._reporter.note(f"epoch {plan.epoch}: {plan.reason}")
+            self._holder.say()
             self._drainer.dismiss(before.epoch, plan)
 
     def _passed_step(self, decision: StepDecision | None) -> int:
@@ -516,6 +518,7 @@ class Coordinator:
         with self._table.together():
             self._publish(plan)
             self._reporter.planned(plan)
+            self._holder.say()
             log_shares(self._events, plan, self._balance)
         if plan.let_go:
             # A standby gets ready while those who leave are still there.
@@ -533,6 +536,7 @@ class Coordinator:
         with self._table.together():
             self._publish(plan)
             self._reporter.lost({node: self.members.lost[node] for node in plan.lost}, plan)
+            self._holder.say()
             self._drainer.dismiss(before.epoch, plan)
 
     async def _plan_after(

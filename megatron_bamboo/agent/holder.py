@@ -17,9 +17,12 @@ class Holder:
         self._calls = calls
         self._headway = headway
         self._reporter = reporter
+        self._unsaid: str | None = None
 
     def hold(self, before: Plan, plan: Plan, first_step: int) -> Plan:
-        """A plan that is about to be published, with the step after which all wait for nodes."""
+        """A plan that is about to be published, with the step after which all wait for nodes; what
+        is to be said of it is said by ``say``, after what has led to the plan."""
+        self._unsaid = None
         if not self._shape.waits:
             return plan
         after = held(before, plan, first_step, self._shape.train_iters)
@@ -27,13 +30,18 @@ class Holder:
             return after
         names = ", ".join(map(str, lonely(after)))
         if not (self._others_come or self._calls.called(plan) or self._calls.idle(plan)):
-            self._reporter.note(f"goes on with one node for pipeline {names}: no other can come")
+            self._unsaid = f"goes on with one node for pipeline {names}: no other can come"
             return plan
         if after.hold != before.hold:
-            step = after.hold.step
-            text = f"saves step {step} and waits for nodes: pipeline {names} has one node left"
-            self._reporter.note(text)
+            waits = f"saves step {after.hold.step} and waits for nodes"
+            self._unsaid = f"{waits}: pipeline {names} has one node left"
         return after
+
+    def say(self) -> None:
+        """Say what the newest plan lets all wait for, or why nobody does."""
+        if self._unsaid is not None:
+            self._reporter.note(self._unsaid)
+            self._unsaid = None
 
     def waits(self, plan: Plan) -> bool:
         """Whether no step passes now since all wait for nodes."""
