@@ -290,6 +290,7 @@ def _prepare(script: Script, options: Options, layout: Layout, job_dir: Path) ->
         waits=options.bamboo.bamboo_on_too_few is OnTooFew.WAIT,
         interface=options.bamboo.bamboo_interface,
         unit_bytes=read_unit_bytes(options, get_args().padded_vocab_size),
+        least_nodes=options.bamboo.bamboo_least_nodes,
         verifies=options.bamboo.bamboo_verify_replicas > 0,
         eval_interval=None if options.evaluations.is_empty else options.evaluations.interval,
     ).write(job_dir)

@@ -219,6 +219,17 @@ def test_what_megatron_has_and_we_have_not_is_refused_by_name(
             "--bamboo-on-too-few wait is about pipelines with replicas: leave it out, or use",
         ),
         (
+            "--bamboo-least-nodes 3 --pipeline-model-parallel-size 4",
+            4,
+            "--bamboo-least-nodes: with --bamboo-policy bamboo no node changes its pipeline; use",
+        ),
+        (
+            "--bamboo-policy auto --bamboo-least-nodes 3 --pipeline-model-parallel-size 2",
+            4,
+            "--bamboo-least-nodes must be between 2 and 2, the stages of the shortest pipeline, "
+            "not 3",
+        ),
+        (
             "--bamboo-policy oobleck --pipeline-model-parallel-size 2",
             2,
             "--bamboo-policy oobleck does without replicas: add --bamboo-redundancy none",

@@ -12,6 +12,7 @@ from megatron_bamboo.cloud.watch import NO_SOURCE
 from megatron_bamboo.errors import UserError
 from megatron_bamboo.membership.lives import first_life
 from megatron_bamboo.planner.arrangement import Arrangement
+from megatron_bamboo.planner.new_cut import FEWEST_STAGES
 from megatron_bamboo.planner.rearranging import Rearranging
 from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.recovery.names import PolicyName
@@ -72,6 +73,8 @@ class JobShape:
     """The network interface by which workers speak to each other; None: as the launcher says."""
     unit_bytes: tuple[int, ...] = ()
     """By unit the bytes of its state; none: all are alike."""
+    least_nodes: int = FEWEST_STAGES
+    """Without which a pipeline's stages do not fit."""
     verifies: bool = False
     """Whether copies of the state are compared now and then."""
     eval_interval: int | None = None
@@ -96,7 +99,7 @@ class JobShape:
         if balance is None or self.why_cuts_stay() is not None:
             return None
         unit_bytes = self.unit_bytes or (1,) * self.arrangement.num_units
-        return Rearranging(balance, unit_bytes, self.num_shards > 1)
+        return Rearranging(balance, unit_bytes, self.num_shards > 1, self.least_nodes)
 
     def why_cuts_stay(self) -> str | None:
         """Why pipelines are never cut anew, whatever the policy; None if they may be."""

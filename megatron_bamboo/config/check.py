@@ -28,6 +28,8 @@ from megatron_bamboo.config.options import (
 )
 from megatron_bamboo.config.pipelines import arrange
 from megatron_bamboo.errors import UserError
+from megatron_bamboo.planner.arrangement import Arrangement
+from megatron_bamboo.planner.new_cut import FEWEST_STAGES
 from megatron_bamboo.recovery.names import PolicyName
 from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.schedule.schedule import MAX_MICROBATCHES
@@ -66,6 +68,7 @@ def check_options(options: Options, num_nodes: int, workers_per_node: int = 1) -
             "--bamboo-redundancy none or --pipeline-model-parallel-size 2 or more"
         )
     _check_policy(options.bamboo)
+    _check_least_nodes(options.bamboo, arrangement)
     _check_waiting(options)
     _check_mirrors(options.bamboo)
     _check_deferred(options.bamboo)
@@ -106,6 +109,23 @@ def _check_policy(options: BambooOptions) -> None:
         raise UserError(
             f"--bamboo-policy {policy} goes back to a checkpoint at each loss: leave out "
             "--bamboo-on-no-holder stop"
+        )
+
+
+def _check_least_nodes(options: BambooOptions, arrangement: Arrangement) -> None:
+    number, policy = options.bamboo_least_nodes, options.bamboo_policy
+    fewest = min(pipeline.num_stages for pipeline in arrangement.pipelines)
+    if number == FEWEST_STAGES:
+        return
+    if policy is not PolicyName.AUTO:
+        raise UserError(
+            f"--bamboo-least-nodes: with --bamboo-policy {policy} no node changes its pipeline; "
+            "use --bamboo-policy auto, or leave it out"
+        )
+    if not FEWEST_STAGES <= number <= fewest:
+        raise UserError(
+            f"--bamboo-least-nodes must be between {FEWEST_STAGES} and {fewest}, the stages of the "
+            f"shortest pipeline, not {number}"
         )
 
 

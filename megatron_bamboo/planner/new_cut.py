@@ -6,6 +6,9 @@ from typing import Self
 
 from megatron_bamboo.planner.plan import PipelinePlan, Plan
 
+FEWEST_STAGES = 2
+"""A pipeline of one stage has no shadows, and keeps a tied weight once and not twice."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewCut:

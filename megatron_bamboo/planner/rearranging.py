@@ -17,14 +17,11 @@ from megatron_bamboo.planner.cut import Cutter
 from megatron_bamboo.planner.healing import first_open_step, next_plan, protected
 from megatron_bamboo.planner.holders import held_by
 from megatron_bamboo.planner.lending import lendings
-from megatron_bamboo.planner.new_cut import NewCut, crew_of
+from megatron_bamboo.planner.new_cut import FEWEST_STAGES, NewCut, crew_of
 from megatron_bamboo.planner.placement import Holdings, place_nodes
 from megatron_bamboo.planner.plan import Change, PipelinePlan, Plan, dissolved
 from megatron_bamboo.planner.rebalancing import Balance
 from megatron_bamboo.planner.transfers import Links, UnitTransfer, plan_transfers
-
-FEWEST_STAGES = 2
-"""A pipeline of one stage has no shadows, and keeps a tied weight once and not twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +39,9 @@ class Proposal:
     """With replicas made anew and other shares of the batch, and with the cuts that there are."""
     ticks: int
     """With the new cut."""
-    num_alone: tuple[int, int]
-    """How many pipelines one node alone runs, with the cuts that there are and with the new one."""
+    num_short: tuple[int, int]
+    """How many pipelines have fewer nodes than they need, with the cuts that there are and with the
+    new one."""
 
     @property
     def gains(self) -> bool:
@@ -51,15 +49,15 @@ class Proposal:
         return self.ticks < self.ticks_healed
 
     @property
-    def protects(self) -> bool:
-        """Whether a pipeline gets shadows that has none."""
-        before, after = self.num_alone
+    def relieves(self) -> bool:
+        """Whether a pipeline that is short of nodes gets them, or is no more."""
+        before, after = self.num_short
         return after < before
 
     @property
     def is_good(self) -> bool:
         """Whether it is good for anything; what that is worth is another question."""
-        return self.gains or self.protects
+        return self.gains or self.relieves
 
     @property
     def first(self) -> PipelinePlan:
@@ -80,6 +78,13 @@ class Rearranging:
     unit_bytes: tuple[int, ...]
     shares_state: bool = False
     """Whether each pipeline has a share of the optimizer's state, which no other one can give."""
+    least_nodes: int = FEWEST_STAGES
+    """That a pipeline's stages need; with as few as replicas do any number is enough for them."""
+
+    @property
+    def needs_more(self) -> bool:
+        """Whether it is for its stages, and not for its replicas, that a pipeline needs nodes."""
+        return self.least_nodes > FEWEST_STAGES
 
     def shrunk(self, plan: Plan) -> Proposal | None:
         """The best new cut of a pipeline whose nodes run several stages; None if none gains."""
@@ -104,7 +109,7 @@ class Rearranging:
         if self.shares_state:
             return ()  # nobody in another pipeline has the share of this one
         shape = plan.pipelines[plan.first_pipeline].shape
-        return self._good(plan, lendings(plan, FEWEST_STAGES, _most_stages(shape)))
+        return self._good(plan, lendings(plan, self.least_nodes, _most_stages(shape)))
 
     def _best(self, plan: Plan, wanted: Iterable[NewCut]) -> Proposal | None:
         return next(iter(self._good(plan, wanted)), None)
@@ -136,13 +141,16 @@ class Rearranging:
             self.balance.ticks(plan.pipelines),
             self.balance.best(healed, total).ticks,
             shares.ticks,
-            (_num_alone(healed), _num_alone(pipelines)),
+            (self._num_short(healed), self._num_short(pipelines)),
         )
+
+    def _num_short(self, pipelines: Iterable[PipelinePlan]) -> int:
+        return sum(0 < len(crew_of(pipeline)) < self.least_nodes for pipeline in pipelines)
 
     def _can_have(self, before: PipelinePlan, nodes: Sequence[str]) -> bool:
         if before.stages and before.shape.num_stages < FEWEST_STAGES:
             return False
-        return not nodes or FEWEST_STAGES <= len(nodes) <= _most_stages(before.shape)
+        return not nodes or self.least_nodes <= len(nodes) <= _most_stages(before.shape)
 
     def _placed(self, plan: Plan, wanted: NewCut) -> dict[int, PipelinePlan]:
         """By number the pipelines on the nodes of their crews; these may be exchanged among them
@@ -224,10 +232,6 @@ def rearrange(
 def _most_stages(shape: PipelineShape) -> int:
     """With each chunk of a stage a layer at least."""
     return (shape.num_units - 2) // shape.num_chunks
-
-
-def _num_alone(pipelines: Iterable[PipelinePlan]) -> int:
-    return sum(len(crew_of(pipeline)) == 1 for pipeline in pipelines)
 
 
 def _reason(before: Plan, proposal: Proposal) -> str:

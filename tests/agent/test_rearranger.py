@@ -204,6 +204,18 @@ def test_what_only_protects_pays_where_few_iterations_are_expected(
     assert job.rearranger.due(hit) == (merged if seconds == 100.0 else None)
 
 
+def test_what_a_pipelines_stages_need_is_not_weighed(tmp_path: Path) -> None:
+    shape = replace(SHAPE, arrangement=equal_pipelines(3, 2, 6, layers_per_chunk=2), least_nodes=3)
+    job = Job(tmp_path, shape)
+    job.passed(2.0)
+    merged = NewCut(((0, ("node0", "node1", "node2", "node3", "node5")), (1, ())))
+    assert job.rearranger.due(job.without("node4")) == merged
+    job = Job(tmp_path / "two", replace(shape, least_nodes=2))
+    job.passed(2.0)
+    hit = job.without("node4")
+    assert job.rearranger.due(hit) == NewCut.of(hit, 1)
+
+
 def test_a_standby_that_would_gain_nothing_is_not_called(tmp_path: Path) -> None:
     job = Job(tmp_path, SHAPE, ["node9"])
     job.passed(2.0)

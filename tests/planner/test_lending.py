@@ -13,7 +13,7 @@ from megatron_bamboo.planner.arrangement import Arrangement, PipelineShape, span
 from megatron_bamboo.planner.dissolving import go_on_after
 from megatron_bamboo.planner.holders import held_by
 from megatron_bamboo.planner.lending import lendings
-from megatron_bamboo.planner.new_cut import crew_of
+from megatron_bamboo.planner.new_cut import NewCut, crew_of
 from megatron_bamboo.planner.places import units_needed
 from megatron_bamboo.planner.plan import PipelinePlan, Plan
 from megatron_bamboo.planner.rearranging import Rearranging, rearrange
@@ -151,6 +151,21 @@ def test_pipelines_do_not_merge_that_together_have_too_many_microbatches() -> No
         assert (proposal is not None) == is_possible
 
 
+def test_no_pipeline_is_cut_anew_for_fewer_nodes_than_its_stages_need() -> None:
+    many = replace(REARRANGING, least_nodes=3)
+    assert many.needs_more and not REARRANGING.needs_more
+    # Of five and two a node too few is borrowed, of four and two they merge, whatever is faster.
+    (borrowed,) = many.lent(pipelines_of(5, 2))
+    assert [len(crew_of(p)) for p in borrowed.pipelines] == [4, 3]
+    (merged,) = many.lent(pipelines_of(3, 2))
+    assert [len(crew_of(p)) for p in merged.pipelines] == [5, 0]
+    assert (borrowed.num_short, merged.num_short) == ((1, 0), (1, 0))
+    assert borrowed.relieves and merged.relieves
+    alone = pipelines_of(2)
+    assert many.propose(alone, NewCut.of(alone, 0)) is None
+    assert many.lent(alone) == ()
+
+
 def test_where_each_pipeline_has_a_share_of_the_optimizer_nobody_changes() -> None:
     sharing = Rearranging(BALANCE, REARRANGING.unit_bytes, shares_state=True)
     assert sharing.lent(pipelines_of(5, 3)) == ()
@@ -169,5 +184,5 @@ def test_each_unit_that_a_node_lacks_comes_once_and_nobody_is_alone(sizes: list[
         assert all(move.unit in held[move.source] for move in proposal.moves)
         assert after.arrangement.total_microbatches == plan.arrangement.total_microbatches
         alone = [sum(len(crew_of(p)) == 1 for p in some.pipelines) for some in (plan, after)]
-        assert proposal.num_alone == tuple(alone) and alone[1] <= alone[0]
+        assert proposal.num_short == tuple(alone) and alone[1] <= alone[0]
         assert proposal.gains or alone[1] < alone[0]

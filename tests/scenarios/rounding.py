@@ -21,10 +21,15 @@ _UNDISTURBED: dict[tuple[int, Shape], Path] = {}
 
 
 def run(
-    scenarios: ScenarioRunner, shape: Shape, redundancy: str, *faults: str, num_standbys: int = 0
+    scenarios: ScenarioRunner,
+    shape: Shape,
+    redundancy: str,
+    *faults: str,
+    num_standbys: int = 0,
+    more_flags: Sequence[str] = (),
 ) -> FinishedJob:
     """A job whose microbatches may change, with all the time that a busy machine needs."""
-    flags = (*FLAGS, "--bamboo-policy", "auto") if faults else FLAGS
+    flags = (*FLAGS, "--bamboo-policy", "auto", *more_flags) if faults else FLAGS
     return scenarios.start(
         shape, redundancy, *faults, more_flags=flags, num_standbys=num_standbys
     ).finish(SECONDS)

@@ -69,6 +69,18 @@ def test_a_pipeline_that_one_node_runs_alone_joins_the_other(scenarios: Scenario
 
 
 @pytest.mark.slow
+def test_one_that_has_fewer_nodes_than_its_stages_need_joins_the_other(
+    scenarios: ScenarioRunner,
+) -> None:
+    shape = Shape(3, 2, 4, num_steps=STEPS, num_layers=6)
+    flags = ("--bamboo-least-nodes", "3")
+    job = rounding.run(scenarios, shape, "lazy", "node4@iter2:1.0B1", more_flags=flags)
+    whole = rounding.undisturbed(scenarios, shape)
+    assert rounding.complaints(job, shape, ["node4"], whole) == []
+    assert crews(job) == [[["node0", "node1", "node2", "node3", "node5"], []]]
+
+
+@pytest.mark.slow
 def test_a_dissolved_pipeline_is_split_off_from_one_that_has_nodes_to_spare(
     scenarios: ScenarioRunner,
 ) -> None:
