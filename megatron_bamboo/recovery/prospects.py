@@ -15,6 +15,7 @@ from megatron_bamboo.planner.healing import transfers_between
 from megatron_bamboo.planner.holders import held_by
 from megatron_bamboo.planner.infeasible import Infeasible, Request
 from megatron_bamboo.planner.microbatches import split
+from megatron_bamboo.planner.new_cut import crew_of
 from megatron_bamboo.planner.placement import Holdings, place_nodes
 from megatron_bamboo.planner.places import Place
 from megatron_bamboo.planner.plan import PipelinePlan, Plan, initial_plan
@@ -209,4 +210,4 @@ class Prospects:
 
 def _nodes_of(pipeline: PipelinePlan) -> PipelineNodes:
     """The nodes that run a pipeline, in the order of their stages."""
-    return PipelineNodes(tuple(dict.fromkeys(pipeline.stages)), pipeline.shape.num_stages)
+    return PipelineNodes(crew_of(pipeline), pipeline.shape.num_stages)
