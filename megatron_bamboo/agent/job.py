@@ -73,8 +73,8 @@ class JobShape:
     """The network interface by which workers speak to each other; None: as the launcher says."""
     unit_bytes: tuple[int, ...] = ()
     """By unit the bytes of its state; none: all are alike."""
-    least_nodes: int = FEWEST_STAGES
-    """Without which a pipeline's stages do not fit."""
+    least_nodes: int | None = None
+    """Without which a pipeline's stages do not fit; None: with half of its nodes they do."""
     verifies: bool = False
     """Whether copies of the state are compared now and then."""
     eval_interval: int | None = None
@@ -99,7 +99,12 @@ class JobShape:
         if balance is None or self.why_cuts_stay() is not None:
             return None
         unit_bytes = self.unit_bytes or (1,) * self.arrangement.num_units
-        return Rearranging(balance, unit_bytes, self.num_shards > 1, self.least_nodes)
+        least, is_needed = self.least_nodes, self.least_nodes is not None
+        if least is None:
+            # With as many nodes each has what a takeover leaves it: two stages.
+            fewest = min(pipeline.num_stages for pipeline in self.arrangement.pipelines)
+            least = max(FEWEST_STAGES, -(-fewest // 2))
+        return Rearranging(balance, unit_bytes, self.num_shards > 1, least, is_needed)
 
     def why_cuts_stay(self) -> str | None:
         """Why pipelines are never cut anew, whatever the policy; None if they may be."""

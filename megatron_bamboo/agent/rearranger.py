@@ -133,8 +133,8 @@ class Rearranger:
         return [node for node, place in called if _is_new(plan, place)]
 
     def _pays(self, proposal: Proposal, plan: Plan) -> bool:
-        """Whether a new cut is worth what it costs, by what is known of the steps so far; it is
-        whatever it costs where a pipeline's stages need the nodes."""
+        """Whether a new cut is worth what it costs, by what is known of the steps so far, or is
+        needed whatever it costs."""
         if self._seconds is None:
             return False
         tick = self._seconds / proposal.ticks_before
@@ -145,10 +145,9 @@ class Rearranger:
             # State moves within one step.
             self._seconds,
             Prices().switch_seconds,
-            *(_undone(num_short, plan) for num_short in proposal.num_short),
+            *(_undone(num_alone, plan) for num_alone in proposal.num_alone),
         )
-        assert self._rearranging is not None
-        wanted, is_needed = proposal.wanted, proposal.relieves and self._rearranging.needs_more
+        wanted, is_needed = proposal.wanted, proposal.is_needed
         told = {"wanted": asdict(wanted), "is_needed": is_needed}
         return self._forecast.pays("new_cut", plan.epoch, wanted, weighing, **told) or is_needed
 
@@ -161,10 +160,10 @@ class Rearranger:
         self._known = known | names
 
 
-def _undone(num_short: int, plan: Plan) -> float:
+def _undone(num_alone: int, plan: Plan) -> float:
     """Iterations that the loss of any node undoes: where one runs a pipeline alone its loss lets
     all begin the step anew, which is half done then."""
-    return num_short / len(plan.nodes) / 2
+    return num_alone / len(plan.nodes) / 2
 
 
 def _is_new(plan: Plan, place: Vacancy) -> bool:

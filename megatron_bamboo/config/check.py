@@ -115,7 +115,7 @@ def _check_policy(options: BambooOptions) -> None:
 def _check_least_nodes(options: BambooOptions, arrangement: Arrangement) -> None:
     number, policy = options.bamboo_least_nodes, options.bamboo_policy
     fewest = min(pipeline.num_stages for pipeline in arrangement.pipelines)
-    if number == FEWEST_STAGES:
+    if number is None:
         return
     if policy is not PolicyName.AUTO:
         raise UserError(

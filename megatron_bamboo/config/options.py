@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import Any
 
 from megatron_bamboo.evaluation.due import EvaluationPlan
-from megatron_bamboo.planner.new_cut import FEWEST_STAGES
 from megatron_bamboo.recovery.names import PolicyName
 from megatron_bamboo.schedule.redundancy import Redundancy
 from megatron_bamboo.schedule.schedule import MAX_MICROBATCHES
@@ -254,11 +253,12 @@ class BambooOptions:
         PolicyName.BAMBOO,
         tuple(PolicyName),
     )
-    bamboo_least_nodes: int = _option(
+    bamboo_least_nodes: int | None = _option(
         "with --bamboo-policy auto: nodes without which a pipeline's stages do not fit, replicas "
         "counted; one that has fewer left gets some of another pipeline, or becomes one with it, "
-        "and none is cut anew for fewer (default: 2, which is what replicas need)",
-        FEWEST_STAGES,
+        "and none begins again on fewer (default: that is weighed, and half of the stages of the "
+        "shortest pipeline are enough)",
+        None,
     )
     bamboo_redundancy: Redundancy = _option(
         "redundant forward passes: none (no replicas), lazy (after a loss), eager (always) or "

@@ -39,9 +39,10 @@ class Proposal:
     """With replicas made anew and other shares of the batch, and with the cuts that there are."""
     ticks: int
     """With the new cut."""
-    num_short: tuple[int, int]
-    """How many pipelines have fewer nodes than they need, with the cuts that there are and with the
-    new one."""
+    num_alone: tuple[int, int]
+    """How many pipelines one node alone runs, with the cuts that there are and with the new one."""
+    is_needed: bool
+    """Whether a pipeline gets nodes without which its stages should not be, or is no more."""
 
     @property
     def gains(self) -> bool:
@@ -49,15 +50,15 @@ class Proposal:
         return self.ticks < self.ticks_healed
 
     @property
-    def relieves(self) -> bool:
-        """Whether a pipeline that is short of nodes gets them, or is no more."""
-        before, after = self.num_short
+    def protects(self) -> bool:
+        """Whether a pipeline gets shadows that has none."""
+        before, after = self.num_alone
         return after < before
 
     @property
     def is_good(self) -> bool:
         """Whether it is good for anything; what that is worth is another question."""
-        return self.gains or self.relieves
+        return self.gains or self.protects or self.is_needed
 
     @property
     def first(self) -> PipelinePlan:
@@ -79,12 +80,9 @@ class Rearranging:
     shares_state: bool = False
     """Whether each pipeline has a share of the optimizer's state, which no other one can give."""
     least_nodes: int = FEWEST_STAGES
-    """That a pipeline's stages need; with as few as replicas do any number is enough for them."""
-
-    @property
-    def needs_more(self) -> bool:
-        """Whether it is for its stages, and not for its replicas, that a pipeline needs nodes."""
-        return self.least_nodes > FEWEST_STAGES
+    """For fewer no pipeline begins again, and none gives a node away."""
+    is_needed: bool = False
+    """Whether one that has fewer must get some."""
 
     def shrunk(self, plan: Plan) -> Proposal | None:
         """The best new cut of a pipeline whose nodes run several stages; None if none gains."""
@@ -141,16 +139,18 @@ class Rearranging:
             self.balance.ticks(plan.pipelines),
             self.balance.best(healed, total).ticks,
             shares.ticks,
-            (self._num_short(healed), self._num_short(pipelines)),
+            (_num_below(FEWEST_STAGES, healed), _num_below(FEWEST_STAGES, pipelines)),
+            self.is_needed
+            and _num_below(self.least_nodes, pipelines) < _num_below(self.least_nodes, healed),
         )
-
-    def _num_short(self, pipelines: Iterable[PipelinePlan]) -> int:
-        return sum(0 < len(crew_of(pipeline)) < self.least_nodes for pipeline in pipelines)
 
     def _can_have(self, before: PipelinePlan, nodes: Sequence[str]) -> bool:
         if before.stages and before.shape.num_stages < FEWEST_STAGES:
             return False
-        return not nodes or self.least_nodes <= len(nodes) <= _most_stages(before.shape)
+        keeps_all = bool(before.stages) and set(before.stages) <= set(nodes)
+        # Those that it has run its stages already.
+        least = FEWEST_STAGES if keeps_all else self.least_nodes
+        return not nodes or least <= len(nodes) <= _most_stages(before.shape)
 
     def _placed(self, plan: Plan, wanted: NewCut) -> dict[int, PipelinePlan]:
         """By number the pipelines on the nodes of their crews; these may be exchanged among them
@@ -232,6 +232,11 @@ def rearrange(
 def _most_stages(shape: PipelineShape) -> int:
     """With each chunk of a stage a layer at least."""
     return (shape.num_units - 2) // shape.num_chunks
+
+
+def _num_below(least: int, pipelines: Iterable[PipelinePlan]) -> int:
+    """How many have nodes, and fewer than so many."""
+    return sum(0 < len(crew_of(pipeline)) < least for pipeline in pipelines)
 
 
 def _reason(before: Plan, proposal: Proposal) -> str:

@@ -204,13 +204,25 @@ def test_what_only_protects_pays_where_few_iterations_are_expected(
     assert job.rearranger.due(hit) == (merged if seconds == 100.0 else None)
 
 
+@pytest.mark.parametrize(
+    ("stages", "given", "least"), [(3, None, 2), (8, None, 4), (9, None, 5), (8, 7, 7), (8, 2, 2)]
+)
+def test_with_half_of_its_nodes_a_pipelines_stages_are_known_to_fit(
+    stages: int, given: int | None, least: int
+) -> None:
+    arrangement = equal_pipelines(stages, 2, 6, layers_per_chunk=2)
+    rearranging = replace(SHAPE, arrangement=arrangement, least_nodes=given).rearranging()
+    assert rearranging is not None
+    assert (rearranging.least_nodes, rearranging.is_needed) == (least, given is not None)
+
+
 def test_what_a_pipelines_stages_need_is_not_weighed(tmp_path: Path) -> None:
     shape = replace(SHAPE, arrangement=equal_pipelines(3, 2, 6, layers_per_chunk=2), least_nodes=3)
     job = Job(tmp_path, shape)
     job.passed(2.0)
     merged = NewCut(((0, ("node0", "node1", "node2", "node3", "node5")), (1, ())))
     assert job.rearranger.due(job.without("node4")) == merged
-    job = Job(tmp_path / "two", replace(shape, least_nodes=2))
+    job = Job(tmp_path / "two", replace(shape, least_nodes=None))
     job.passed(2.0)
     hit = job.without("node4")
     assert job.rearranger.due(hit) == NewCut.of(hit, 1)

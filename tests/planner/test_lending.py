@@ -152,18 +152,20 @@ def test_pipelines_do_not_merge_that_together_have_too_many_microbatches() -> No
 
 
 def test_no_pipeline_is_cut_anew_for_fewer_nodes_than_its_stages_need() -> None:
-    many = replace(REARRANGING, least_nodes=3)
-    assert many.needs_more and not REARRANGING.needs_more
+    many = replace(REARRANGING, least_nodes=3, is_needed=True)
     # Of five and two a node too few is borrowed, of four and two they merge, whatever is faster.
     (borrowed,) = many.lent(pipelines_of(5, 2))
     assert [len(crew_of(p)) for p in borrowed.pipelines] == [4, 3]
     (merged,) = many.lent(pipelines_of(3, 2))
     assert [len(crew_of(p)) for p in merged.pipelines] == [5, 0]
-    assert (borrowed.num_short, merged.num_short) == ((1, 0), (1, 0))
-    assert borrowed.relieves and merged.relieves
-    alone = pipelines_of(2)
-    assert many.propose(alone, NewCut.of(alone, 0)) is None
-    assert many.lent(alone) == ()
+    assert borrowed.is_needed and merged.is_needed and borrowed.num_alone == (0, 0)
+    assert not any(p.is_needed for p in replace(many, is_needed=False).lent(pipelines_of(5, 2)))
+    # It may lose nobody, nor begin, but what it has it keeps.
+    few = pipelines_of(2, 0)
+    assert many.propose(few, NewCut.of(few, 0)) is not None
+    assert many.propose(few, NewCut.of(few, 1, ("new0", "new1"))) is None
+    assert many.propose(few, NewCut.of(few, 1, ("new0", "new1", "new2"))) is not None
+    assert many.lent(few) == ()
 
 
 def test_where_each_pipeline_has_a_share_of_the_optimizer_nobody_changes() -> None:
@@ -184,5 +186,5 @@ def test_each_unit_that_a_node_lacks_comes_once_and_nobody_is_alone(sizes: list[
         assert all(move.unit in held[move.source] for move in proposal.moves)
         assert after.arrangement.total_microbatches == plan.arrangement.total_microbatches
         alone = [sum(len(crew_of(p)) == 1 for p in some.pipelines) for some in (plan, after)]
-        assert proposal.num_short == tuple(alone) and alone[1] <= alone[0]
+        assert proposal.num_alone == tuple(alone) and alone[1] <= alone[0]
         assert proposal.gains or alone[1] < alone[0]
