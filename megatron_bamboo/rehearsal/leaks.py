@@ -8,6 +8,7 @@ goes on holding for longer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median_low
 
 from megatron_bamboo.rehearsal.record import Event, Events
 
@@ -29,7 +30,8 @@ def leak_complaints(events: Events, timeout_seconds: float) -> Iterator[str]:
         settled = [_settled(own, start, end) for start, end in times if start > hit]
         known = [within for within in settled if within]
         for kind in KINDS if known else ():
-            first = min(event[kind] for event in known[0])
+            # For a moment there may be less: a connection whose other end is gone.
+            first = median_low(event[kind] for event in known[0])
             more = _more_to_the_end([event for within in known for event in within], kind, first)
             if more and more[-1]["time"] - more[0]["time"] > timeout_seconds:
                 last = min(event[kind] for event in more)

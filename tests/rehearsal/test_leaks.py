@@ -55,6 +55,13 @@ def test_more_for_longer_than_an_operation_may_take_is_a_leak(numbers: tuple[int
     assert leaks(*times, timeout_seconds=110) == []
 
 
+def test_what_is_away_for_a_moment_is_not_what_was_held() -> None:
+    """As the connection to a coordinator that is gone."""
+    first = made_whole(100.0, 25, settled=9)
+    first.insert(-2, held(157.5, 24))
+    assert leaks(first, made_whole(200.0, 25), made_whole(300.0, 25)) == []
+
+
 def test_only_times_in_which_the_job_is_whole_count() -> None:
     merged = [made_whole(100.0 * n, 25 + n, pipeline=MERGED) for n in range(1, 5)]
     assert leaks(*merged) == []
