@@ -208,7 +208,7 @@ def rearrange(
     wanted: NewCut,
     rearranging: Rearranging,
 ) -> Plan:
-    """The next epoch's plan: in its first step that is not applied a pipeline is cut anew.
+    """The next epoch's plan: in its first step that is not applied pipelines are cut anew.
 
     Args:
         decision: about the newest step.
