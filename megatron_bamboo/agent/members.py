@@ -194,7 +194,7 @@ class Members:
     def fence_silent(self) -> None:
         """Take the nodes for lost whose lease is over; to be called several times a second."""
         for node, seconds in self._leases.silent().items():
-            last = f", last in {place}" if (place := self._places.get(node)) else ""
+            last = f"; before, it was in {place}" if (place := self._places.get(node)) else ""
             self.fence(node, f"nothing was heard of it for {seconds:.1f} s{last}")
 
     def ask_to_end(self) -> None:

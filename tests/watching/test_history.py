@@ -73,7 +73,7 @@ def test_saves_are_counted_by_how_they_ended() -> None:
     ("cause", "kind"),
     [
         ("its connection closed", LossKind.CONNECTION),
-        ("nothing was heard of it for 5.0 s, last in step 3", LossKind.SILENCE),
+        ("nothing was heard of it for 5.0 s; before, it was in 1.0F0 of step 3", LossKind.SILENCE),
         ("its worker was ended by signal 9", LossKind.SIGNAL),
         ("its worker ended with status 0 before the training was over", LossKind.EXIT),
         ("its worker raised ValueError: its connection closed", LossKind.ERROR),
