@@ -13,7 +13,7 @@ from megatron_bamboo.membership.workers import node_of
 
 pytestmark = pytest.mark.multiprocess
 
-STEPS = 16
+STEPS = 30
 # Four nodes and two, of which the layers can be shared out evenly only over three and three.
 UNEVEN = Shape.unequal(((2, 2, 1, 1), (3, 3)), (5, 3), num_steps=STEPS)
 LENT = {
@@ -40,7 +40,7 @@ def test_the_larger_pipeline_lends_a_node_and_its_later_loss_is_a_takeover(
     scenarios: ScenarioRunner, name: str
 ) -> None:
     shape = LENT[name]
-    job = rounding.run(scenarios, shape, "lazy", "node2@iter12:1COMMIT")
+    job = rounding.run(scenarios, shape, "lazy", "node2@iter25:1COMMIT")
     assert rounding.complaints(job, shape, ["node2"], rounding.undisturbed(scenarios, shape)) == []
     assert crews(job)[0] == [["node0", "node1", "node3"], ["node2", "node4", "node5"]]
     assert any("pipeline 1 is cut anew with node2: " in line for line in job.result.lines)
@@ -62,7 +62,7 @@ def test_a_loss_meanwhile_leaves_all_in_their_pipelines(
 @pytest.mark.slow
 def test_a_pipeline_that_one_node_runs_alone_joins_the_other(scenarios: ScenarioRunner) -> None:
     shape = Shape.unequal(((2, 1), (2, 1)), (4, 4), num_steps=STEPS)
-    job = rounding.run(scenarios, shape, "lazy", "node3@iter2:1.0F1", "node1@iter12:1COMMIT")
+    job = rounding.run(scenarios, shape, "lazy", "node3@iter2:1.0F1", "node1@iter25:1COMMIT")
     whole = rounding.undisturbed(scenarios, shape)
     assert rounding.complaints(job, shape, ["node1", "node3"], whole) == []
     assert crews(job)[0] == [["node0", "node1", "node2"], []]
