@@ -25,6 +25,8 @@ from megatron_bamboo.planner.rearranging import Proposal
 from megatron_bamboo.recovery.outlook import Weighing
 from megatron_bamboo.recovery.prices import Prices
 
+STEPS_TO_COME_BACK = 3
+
 
 class Rearranger:
     """Which pipeline is to be cut anew, and which standby has been called for it."""
@@ -49,6 +51,8 @@ class Rearranger:
         self._epoch = -1
         self._seconds: float | None = None
         """What the fastest step of the newest epoch has taken."""
+        self._num_steps = 0
+        """That have passed in the newest epoch."""
         self._searched: tuple[Plan, tuple[Proposal, ...]] | None = None
         self.waits = False
         """Whether a standby gets ready to join a pipeline."""
@@ -56,9 +60,10 @@ class Rearranger:
     def note(self, report: StepReport) -> None:
         """A step has passed."""
         if report.epoch > self._epoch or self._seconds is None:
-            self._epoch, self._seconds = report.epoch, report.seconds
+            self._epoch, self._seconds, self._num_steps = report.epoch, report.seconds, 1
         elif report.epoch == self._epoch:
             self._seconds = min(self._seconds, report.seconds)
+            self._num_steps += 1
 
     def due(self, plan: Plan) -> NewCut | None:
         """The new cut that can be made now; a standby is called if need be."""
@@ -75,7 +80,7 @@ class Rearranger:
         proposals = (
             self._begun(plan, crew) if crew else None,
             *(self._rearranging.widened(plan, node) for node in called),
-            *(() if self._calls.idle(plan) else self._lent(plan)),
+            *(() if called or crew else self._lent(plan)),
             self._rearranging.shrunk(plan),
         )
         for proposal in proposals:
@@ -106,8 +111,11 @@ class Rearranger:
         self.waits = True
 
     def _lent(self, plan: Plan) -> tuple[Proposal, ...]:
-        """The ways to share out the nodes that there are; searched once for each plan."""
+        """The ways to share out the nodes that there are, where no other one is there or may soon
+        be: who was let go, or is started again, comes back. Searched once for each plan."""
         assert self._rearranging is not None
+        if self._calls.idle(plan) or self._num_steps < STEPS_TO_COME_BACK:
+            return ()
         if self._searched is None or self._searched[0] is not plan:
             self._searched = plan, self._rearranging.lent(plan)
         return self._searched[1]

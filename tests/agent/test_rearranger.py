@@ -11,7 +11,7 @@ from megatron_bamboo.agent.calls import Calls
 from megatron_bamboo.agent.healer import Healer
 from megatron_bamboo.agent.job import JobShape
 from megatron_bamboo.agent.members import Members
-from megatron_bamboo.agent.rearranger import Rearranger
+from megatron_bamboo.agent.rearranger import STEPS_TO_COME_BACK, Rearranger
 from megatron_bamboo.agent.report import Reporter
 from megatron_bamboo.membership.assignment import called_key
 from megatron_bamboo.membership.decision import StepDecision, StepReport
@@ -31,7 +31,7 @@ from megatron_bamboo.planner.new_cut import NewCut
 from megatron_bamboo.planner.plan import Plan, initial_plan
 from megatron_bamboo.planner.rearranging import rearrange
 
-NODES = tuple(f"node{number}" for number in range(6))
+NODES = tuple(f"node{number}" for number in range(8))
 SHAPE = JobShape(
     equal_pipelines(3, 1, 6, layers_per_chunk=2), "lazy", 9, 6, policy="auto", lease_seconds=60.0
 )
@@ -63,6 +63,11 @@ class Job:
     def passed(self, seconds: float, step: int = 2) -> None:
         report = StepReport(step, 0, (1.0).hex(), 0.1, None, 6 * step, seconds, ())
         self.rearranger.note(report)
+
+    def settle(self, seconds: float) -> None:
+        """So many steps pass that whoever is to come back has."""
+        for step in range(2, 2 + STEPS_TO_COME_BACK):
+            self.passed(seconds, step)
 
     def without(self, *lost: str) -> Plan:
         return go_on_after(self.plan, set(lost), DECISION, range(1, 101), self.shape.balance())
@@ -145,8 +150,25 @@ def test_one_whose_crew_is_whole_begins_as_it_was(tmp_path: Path) -> None:
     for rank, node in enumerate(("node6", "node7")):
         job.calls.call(node, Vacancy(1, rank), to_begin(plan, 1))
         job.table.set(f"ready/{node}", b"")
+    job.settle(1.0)
     assert job.rearranger.due(plan) is None
     assert (job.rearranger.waits, job.weighed()) == (False, [])
+
+
+def test_none_is_split_off_while_a_crew_is_there_for_it(tmp_path: Path) -> None:
+    shape = replace(SHAPE, arrangement=equal_pipelines(4, 2, 8, layers_per_chunk=2))
+    crew = tuple(f"new{rank}" for rank in range(4))
+    job = Job(tmp_path, shape, standbys=crew)
+    plan = job.without("node4", "node5", "node6", "node7")
+    job.settle(1.0)
+    for rank, node in enumerate(crew):
+        job.calls.call(node, Vacancy(1, rank), to_begin(plan, 1))
+        job.table.set(f"ready/{node}", b"")
+    assert (job.rearranger.due(plan), job.weighed()) == (None, [])
+    alone = Job(tmp_path / "alone", shape)
+    alone.settle(1.0)
+    split = alone.rearranger.due(plan)
+    assert split is not None and [len(nodes) for _, nodes in split.crews] == [2, 2]
 
 
 def test_who_is_left_of_two_that_were_called_begins_with_another_one(tmp_path: Path) -> None:
@@ -177,6 +199,8 @@ def uneven(folder: Path, standbys: Sequence[str] = ()) -> Job:
 def test_a_node_is_lent_where_no_standby_is_there(tmp_path: Path) -> None:
     job = uneven(tmp_path)
     job.passed(2.0)
+    assert job.rearranger.due(job.plan) is None
+    job.settle(2.0)
     crews = (0, ("node0", "node1", "node2")), (1, ("node4", "node5", "node3"))
     assert job.rearranger.due(job.plan) == NewCut(crews)
     assert job.weighed() == [True]
@@ -184,7 +208,7 @@ def test_a_node_is_lent_where_no_standby_is_there(tmp_path: Path) -> None:
 
 def test_none_is_lent_while_a_standby_may_be_called(tmp_path: Path) -> None:
     job = uneven(tmp_path, ["node9"])
-    job.passed(2.0)
+    job.settle(2.0)
     assert job.rearranger.due(job.plan) is None and job.rearranger.waits
     job.table.set("ready/node9", b"1")
     assert job.rearranger.due(job.plan) == NewCut.of(job.plan, 1, ("node9",))
@@ -198,7 +222,7 @@ def test_what_only_protects_pays_where_few_iterations_are_expected(
     iteration takes longer, but the loss of that node would let all begin the step anew."""
     shape = replace(SHAPE, arrangement=equal_pipelines(2, 2, 12, layers_per_chunk=3))
     job = Job(tmp_path, shape)
-    job.passed(seconds)
+    job.settle(seconds)
     hit = job.without("node3")
     merged = NewCut(((0, ("node0", "node1", "node2")), (1, ())))
     assert job.rearranger.due(hit) == (merged if seconds == 100.0 else None)
@@ -219,7 +243,7 @@ def test_with_half_of_its_nodes_a_pipelines_stages_are_known_to_fit(
 def test_what_a_pipelines_stages_need_is_not_weighed(tmp_path: Path) -> None:
     shape = replace(SHAPE, arrangement=equal_pipelines(3, 2, 6, layers_per_chunk=2), least_nodes=3)
     job = Job(tmp_path, shape)
-    job.passed(2.0)
+    job.settle(2.0)
     merged = NewCut(((0, ("node0", "node1", "node2", "node3", "node5")), (1, ())))
     assert job.rearranger.due(job.without("node4")) == merged
     job = Job(tmp_path / "two", replace(shape, least_nodes=None))
