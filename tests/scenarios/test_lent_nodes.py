@@ -65,7 +65,7 @@ def test_a_pipeline_that_one_node_runs_alone_joins_the_other(scenarios: Scenario
     job = rounding.run(scenarios, shape, "lazy", "node3@iter2:1.0F1", "node1@iter25:1COMMIT")
     whole = rounding.undisturbed(scenarios, shape)
     assert rounding.complaints(job, shape, ["node1", "node3"], whole) == []
-    assert crews(job)[0] == [["node0", "node1", "node2"], []]
+    assert [["node0", "node1", "node2"], []] in crews(job)
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_one_that_has_fewer_nodes_than_its_stages_need_joins_the_other(
     job = rounding.run(scenarios, shape, "lazy", "node4@iter2:1.0B1", more_flags=flags)
     whole = rounding.undisturbed(scenarios, shape)
     assert rounding.complaints(job, shape, ["node4"], whole) == []
-    assert crews(job) == [[["node0", "node1", "node2", "node3", "node5"], []]]
+    assert crews(job)[-1] == [["node0", "node1", "node2", "node3", "node5"], []]
 
 
 @pytest.mark.slow
