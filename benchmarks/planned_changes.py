@@ -6,10 +6,10 @@
 Two pipelines of four stages train with iterations of seven seconds, while each kind of change is
 planned: new shadows after a takeover, a standby in a victim's place, other microbatches and a new
 cut, a node that is told to leave, a dissolved pipeline that begins again, and, of pipelines of five
-stages and three, a node that is lent. State moves in one
-iteration, and from the next one on things are as they were planned. *Held up* is by how much these
-two take longer than iterations in which nothing happens, with the same stages on the same nodes and
-the same microbatches: those of all jobs are compared. *Fetched*: what new holders got in that
+stages and three, a node that is lent. State moves in one iteration, and from the next one on things
+are as they were planned. *Held up* is by how much these two take longer than iterations in which
+nothing happens, with the same stages on the same nodes and the same microbatches: those of all jobs
+are compared. *Fetched*: what new holders got in that
 iteration; *longest wait*: of one of them, when it had nothing else to do, as a standby never has.
 
 Everything is the product's own path but the layers, which sleep. Results are kept by job and by the

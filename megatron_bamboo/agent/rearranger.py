@@ -26,6 +26,7 @@ from megatron_bamboo.recovery.outlook import Weighing
 from megatron_bamboo.recovery.prices import Prices
 
 STEPS_TO_COME_BACK = 3
+"""So many pass in an epoch before nodes change their pipeline for want of others."""
 
 
 class Rearranger:

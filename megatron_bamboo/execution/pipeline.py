@@ -326,6 +326,7 @@ class PipelineView:
     def set_plan(self, plan: Plan) -> None:
         """Who holds what from now on, and what moves in which step."""
         self.number = plan.pipeline_of(self.node)
+        """Of this worker's pipeline; a change may give it another one."""
         self.pipeline = plan.pipelines[self.number]
         self.rank = self.pipeline.rank_of(self.node)
         self.arrangement = plan.arrangement

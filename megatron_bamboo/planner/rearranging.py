@@ -148,7 +148,7 @@ class Rearranging:
         if before.stages and before.shape.num_stages < FEWEST_STAGES:
             return False
         keeps_all = bool(before.stages) and set(before.stages) <= set(nodes)
-        # Those that it has run its stages already.
+        # Who loses nobody goes on with those that run its stages already, however few.
         least = FEWEST_STAGES if keeps_all else self.least_nodes
         return not nodes or least <= len(nodes) <= _most_stages(before.shape)
 
